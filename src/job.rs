@@ -1,0 +1,111 @@
+//! What did the person ask for? A TOML file and flags become one validated [`Job`], one section a room.
+
+use std::path::PathBuf;
+
+use crate::request::Sampling;
+
+/// What was asked, validated; facts of the machine and open files are not in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// The checkpoint's folder.
+    pub model: PathBuf,
+    /// Which rows, and how a row becomes a prompt.
+    pub input: InputSection,
+    /// The job's sampling; a row's own keys win.
+    pub sampling: Sampling,
+    /// How the machine is used; nothing here changes an answer but `precision`.
+    pub engine: EngineSection,
+    /// `plan.grouping`.
+    pub grouping: Grouping,
+    /// Where answers go.
+    pub output: OutputSection,
+}
+
+/// `[input]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputSection {
+    /// Files or glob patterns, in order; a name that exists as it is written is that file.
+    pub paths: Vec<PathBuf>,
+    /// The column that names a row; `custom_id`, then `id`, where unset.
+    pub id: Option<String>,
+    /// minijinja template of one user message, over the row's columns.
+    pub template: Option<String>,
+    /// A system message before the template's user message.
+    pub system: Option<String>,
+    /// Open the thinking channel.
+    pub thinking: bool,
+    /// What becomes of a line that is not a JSON object.
+    pub on_bad_line: OnBadLine,
+    /// Longest prompt in tokens; unlimited where unset.
+    pub max_prompt_tokens: Option<u32>,
+    /// Which side of a document gives way to `max_prompt_tokens`; too long is an errored row where unset.
+    pub truncate: Option<Side>,
+    /// Columns that the output keeps (`output.keep`).
+    pub keep: Vec<String>,
+}
+
+/// `input.on_bad_line`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnBadLine {
+    /// The input is refused and the line named.
+    Refuse,
+    /// The line becomes an errored row.
+    Row,
+}
+
+/// `input.truncate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The document's beginning is cut.
+    Left,
+    /// The document's end is cut.
+    Right,
+}
+
+/// `[engine]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineSection {
+    /// The ledger's ceiling in bytes; 80 percent of what the machine still has where unset.
+    pub memory_bytes: Option<u64>,
+    /// Threads of arithmetic; all processors where unset.
+    pub threads: Option<usize>,
+    /// Most sequences that decode together; as many as fit where unset.
+    pub wave: Option<usize>,
+    /// Most prompt rows in a sweep; the plan's choice where unset.
+    pub prefill_rows: Option<usize>,
+    /// Most bytes of weights kept in memory; what is left of the budget where unset.
+    pub resident_bytes: Option<u64>,
+    /// `auto` where unset.
+    pub kernel: Option<KernelName>,
+}
+
+/// `engine.kernel`, but for `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelName {
+    /// The definition.
+    Scalar,
+    /// AVX2 with FMA.
+    Avx2,
+    /// AVX-512.
+    Avx512,
+}
+
+/// `plan.grouping`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grouping {
+    /// As the rows come.
+    Input,
+    /// Longest first, so that a wave's sequences end together.
+    Length,
+    /// Shuffled by a fixed seed.
+    Random,
+}
+
+/// `[output]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputSection {
+    /// The job's folder.
+    pub path: PathBuf,
+    /// Rows in a Parquet part.
+    pub rows_per_part: u64,
+}

@@ -1,0 +1,3 @@
+//! The nightshift command.
+
+fn main() {}
