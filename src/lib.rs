@@ -7,5 +7,6 @@ pub mod event;
 pub mod job;
 pub mod memory;
 pub mod request;
+pub mod sample;
 pub mod spool;
 pub mod units;
