@@ -6,6 +6,8 @@ pub mod error;
 pub mod event;
 pub mod job;
 pub mod memory;
+pub mod output;
+pub mod report;
 pub mod request;
 pub mod spool;
 pub mod units;
