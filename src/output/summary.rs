@@ -1,0 +1,82 @@
+//! What a run did, for scripts: `OUT/state/summary.json`.
+
+use serde::Serialize;
+
+use super::JobFolder;
+use super::folder::write_atomically;
+use crate::error::{Error, Result};
+
+/// Bytes and milliseconds as integers; what has no meaning in a run is left out of the file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Rows of the job's input.
+    pub rows_total: u64,
+    /// Rows with an answer.
+    pub rows_succeeded: u64,
+    /// Rows with an error code instead.
+    pub rows_errored: u64,
+    /// Rows with an answer that `max_tokens` cut.
+    pub rows_cut_by_length: u64,
+    /// Prompt tokens of all rows.
+    pub prompt_tokens: u64,
+    /// Generated tokens of all rows.
+    pub completion_tokens: u64,
+    /// Passes through all layers.
+    pub sweeps: u64,
+    /// Bytes of the checkpoint that the system returned, alignment included.
+    pub bytes_read: u64,
+    /// Of these, trunk, embedding and head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_read_trunk: Option<u64>,
+    /// Of these, routed experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_read_experts: Option<u64>,
+    /// Where the blocks of all sweeps came from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<Blocks>,
+    /// Rows that each block served, on average, each time a sweep needed it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows_per_load: Option<f64>,
+    /// The ledger's ceiling.
+    pub memory_budget: u64,
+    /// The sum of the ledger's lines.
+    pub ledger_total: u64,
+    /// The process's peak resident memory, in bytes.
+    pub peak_memory: u64,
+    /// From the first to the last moment of the run.
+    pub wall_ms: u64,
+    /// Time in which the walk through the layers waited for reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_ms: Option<u64>,
+    /// Time in which it computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute_ms: Option<u64>,
+    /// Instruction set of the arithmetic.
+    pub kernel: String,
+    /// `engine.precision`.
+    pub precision: String,
+    /// Whether reads bypassed the page cache.
+    pub direct_io: bool,
+    /// `plan.grouping`, as it was done.
+    pub grouping: String,
+}
+
+/// Blocks by where they came from, counted once a sweep and layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Blocks {
+    /// In memory already.
+    pub resident: u64,
+    /// Read when they were needed.
+    pub on_demand: u64,
+}
+
+impl Summary {
+    /// Writes `state/summary.json`, whole or not at all.
+    ///
+    /// # Errors
+    /// Storage: the disk refuses.
+    pub fn write(&self, folder: &JobFolder) -> Result<()> {
+        let text = serde_json::to_vec_pretty(self).map_err(|e| Error::storage(format!("cannot encode the summary: {e}")))?;
+        write_atomically(&folder.state(), "summary.json", &text, true)
+    }
+}

@@ -1,0 +1,112 @@
+//! The last words of a run: where the answers are, what they cost, how to look at them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::progress::show_duration;
+use crate::output::Summary;
+use crate::units::{show_bytes, show_count};
+
+/// Some lines for a person, each ended by a newline.
+pub fn closing_words(summary: &Summary, out: &Path) -> String {
+    let tokens = summary.prompt_tokens + summary.completion_tokens;
+    let mut lines = vec![format!("answers     {}", out.join("data").display()), rows(summary)];
+    lines.push(format!(
+        "tokens      {} of prompts, {} generated, {} in {}",
+        show_count(summary.prompt_tokens),
+        show_count(summary.completion_tokens),
+        rate(tokens, summary.wall_ms),
+        show_duration(Duration::from_millis(summary.wall_ms)),
+    ));
+    let a_token = summary.bytes_read.checked_div(tokens).map_or_else(String::new, |bytes| format!(", {} a token", show_bytes(bytes)));
+    let sweeps = show_count(summary.sweeps);
+    lines.push(format!("read        {}{a_token}, in {sweeps} {}", show_bytes(summary.bytes_read), plural(summary.sweeps, "sweep")));
+    lines.push(format!(
+        "memory      {} at most, {} in the ledger, {} allowed",
+        show_bytes(summary.peak_memory),
+        show_bytes(summary.ledger_total),
+        show_bytes(summary.memory_budget),
+    ));
+    lines.push(format!("look at it  {}", duckdb_line(out)));
+    lines.join("\n") + "\n"
+}
+
+fn rows(summary: &Summary) -> String {
+    let mut text = format!("rows        {} of {} succeeded", show_count(summary.rows_succeeded), show_count(summary.rows_total));
+    if summary.rows_errored > 0 {
+        text += &format!(", {} errored (see error_code, error_message)", show_count(summary.rows_errored));
+    }
+    if summary.rows_cut_by_length > 0 {
+        text += &format!(", {} cut by max_tokens", show_count(summary.rows_cut_by_length));
+    }
+    text
+}
+
+fn rate(tokens: u64, wall_ms: u64) -> String {
+    match (tokens as u128 * 1000).checked_div(u128::from(wall_ms)) {
+        Some(rate) => format!("{} a second", show_count(u64::try_from(rate).unwrap_or(u64::MAX))),
+        None => "none a second".into(),
+    }
+}
+
+fn plural(n: u64, noun: &str) -> String {
+    if n == 1 { noun.into() } else { format!("{noun}s") }
+}
+
+/// A command that can be pasted, whatever the path's characters: quoted for SQL, then for the shell.
+fn duckdb_line(out: &Path) -> String {
+    let pattern = out.join("data").join("*.parquet").display().to_string().replace('\'', "''");
+    let mut quoted = String::with_capacity(pattern.len());
+    for c in pattern.chars() {
+        if matches!(c, '"' | '$' | '`' | '\\') {
+            quoted.push('\\');
+        }
+        quoted.push(c);
+    }
+    format!("duckdb -c \"select custom_id, text from '{quoted}' limit 10\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_matters_is_said() {
+        let summary = Summary {
+            rows_total: 1_500,
+            rows_succeeded: 1_498,
+            rows_errored: 2,
+            rows_cut_by_length: 7,
+            prompt_tokens: 150_000,
+            completion_tokens: 6_000,
+            sweeps: 123,
+            bytes_read: 15_600_000_000,
+            memory_budget: 8 << 30,
+            ledger_total: 1_200_000_000,
+            peak_memory: 1_100_000_000,
+            wall_ms: 100_000,
+            ..Summary::default()
+        };
+        let words = closing_words(&summary, Path::new("out"));
+        let expected = "answers     out/data\n\
+            rows        1,498 of 1,500 succeeded, 2 errored (see error_code, error_message), 7 cut by max_tokens\n\
+            tokens      150,000 of prompts, 6,000 generated, 1,560 a second in 2 min\n\
+            read        15.6 GB, 100 kB a token, in 123 sweeps\n\
+            memory      1.10 GB at most, 1.20 GB in the ledger, 8.59 GB allowed\n\
+            look at it  duckdb -c \"select custom_id, text from 'out/data/*.parquet' limit 10\"\n";
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn a_run_of_nothing_divides_by_nothing() {
+        let words = closing_words(&Summary { rows_total: 1, rows_errored: 1, ..Summary::default() }, Path::new("out"));
+        assert!(words.contains("0 of 1 succeeded, 1 errored"), "{words}");
+        assert!(words.contains("none a second"), "{words}");
+    }
+
+    #[test]
+    fn the_command_survives_a_shell() {
+        let line = duckdb_line(Path::new("it's $HOME/\"a\""));
+        assert_eq!(line, r#"duckdb -c "select custom_id, text from 'it''s \$HOME/\"a\"/data/*.parquet' limit 10""#);
+    }
+}

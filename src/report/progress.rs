@@ -1,0 +1,324 @@
+//! How far is the job, and when will it end?
+//!
+//! Rows differ a hundredfold in length, so both are counted in tokens, never in rows. A terminal gets a bar, a log file one plain line every
+//! 30 s, a script `state/progress.json` about once a second. Time comes in from outside.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::output::{JobFolder, write_atomically};
+use crate::units::{show_bytes, show_count};
+
+const LINE_EVERY: Duration = Duration::from_secs(30);
+const FILE_EVERY: Duration = Duration::from_secs(1);
+const FILE_NAME: &str = "progress.json";
+/// Before this much of the work is done an end is a guess, not an estimate.
+const ETA_FROM_TOKENS_PERMILLE: u64 = 5;
+
+/// Where a person looks.
+pub enum Screen {
+    /// A terminal: one bar.
+    Bar(ProgressDrawTarget),
+    /// Anything else: plain lines.
+    Lines(Box<dyn Write + Send>),
+}
+
+impl Screen {
+    /// Standard error, as it is: a bar on a terminal, lines elsewhere.
+    pub fn stderr() -> Self {
+        if io::stderr().is_terminal() { Screen::Bar(ProgressDrawTarget::stderr()) } else { Screen::Lines(Box::new(io::stderr())) }
+    }
+}
+
+/// Counts since the job's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// Rows that ended, errored ones included.
+    pub rows_done: u64,
+    /// Of these, errored ones.
+    pub rows_errored: u64,
+    /// Prompt tokens that went through the model, and generated ones.
+    pub tokens_done: u64,
+    /// Tokens of the total that are not needed any more: what ended rows were allowed beyond what they took.
+    pub tokens_spared: u64,
+    /// Generated tokens.
+    pub generated: u64,
+    /// Bytes of the checkpoint read.
+    pub bytes_read: u64,
+    /// Blocks read.
+    pub blocks_loaded: u64,
+    /// Rows that those blocks served.
+    pub block_rows_served: u64,
+    /// Passes through all layers.
+    pub sweeps: u64,
+}
+
+/// Shows a job's progress until it is finished.
+pub struct Progress {
+    rows_total: u64,
+    tokens_total: u64,
+    file: PathBuf,
+    face: Face,
+    line_at: Duration,
+    file_at: Duration,
+    file_failed: bool,
+}
+
+enum Face {
+    Bar(ProgressBar),
+    Lines(Box<dyn Write + Send>),
+}
+
+/// `progress.json`.
+#[derive(Serialize)]
+struct Record<'a> {
+    finished: bool,
+    elapsed_ms: u64,
+    rows_total: u64,
+    tokens_total: u64,
+    #[serde(flatten)]
+    counts: &'a Snapshot,
+    /// Null while unknown.
+    eta_ms: Option<u64>,
+}
+
+impl Progress {
+    /// Starts to show a job of `rows_total` rows, which may take `tokens_total` tokens: all prompts, and all that rows may generate.
+    pub fn start(screen: Screen, rows_total: u64, tokens_total: u64, folder: &JobFolder) -> Self {
+        let face = match screen {
+            Screen::Lines(out) => Face::Lines(out),
+            Screen::Bar(target) => {
+                let style = ProgressStyle::with_template("{bar:24} {msg}").expect("a template of known keys");
+                Face::Bar(ProgressBar::with_draw_target(Some(tokens_total), target).with_style(style))
+            }
+        };
+        Progress { rows_total, tokens_total, file: folder.state(), face, line_at: LINE_EVERY, file_at: Duration::ZERO, file_failed: false }
+    }
+
+    /// Shows `counts`, `elapsed` after the job's start; cheap enough to be called at each sweep and layer.
+    pub fn update(&mut self, elapsed: Duration, counts: &Snapshot) {
+        if let Face::Bar(bar) = &self.face {
+            bar.set_position((counts.tokens_done + counts.tokens_spared).min(self.tokens_total));
+            bar.set_message(self.words(elapsed, counts));
+        }
+        if elapsed >= self.line_at {
+            self.line_at = elapsed + LINE_EVERY;
+            let words = self.words(elapsed, counts);
+            self.say(&words);
+        }
+        if elapsed >= self.file_at {
+            self.file_at = elapsed + FILE_EVERY;
+            self.record(elapsed, counts, false);
+        }
+    }
+
+    /// Takes the bar away and leaves the last counts in `progress.json`.
+    pub fn finish(mut self, elapsed: Duration, counts: &Snapshot) {
+        if let Face::Bar(bar) = &self.face {
+            bar.finish_and_clear();
+        }
+        self.record(elapsed, counts, true);
+    }
+
+    fn words(&self, elapsed: Duration, counts: &Snapshot) -> String {
+        let rate = per_second(counts.tokens_done, elapsed).map_or_else(|| "-".into(), |rate| show_count(rate.round() as u64));
+        let reuse = match counts.blocks_loaded {
+            0 => "-".into(),
+            loaded => format!("{:.1}", counts.block_rows_served as f64 / loaded as f64),
+        };
+        let errored = if counts.rows_errored == 0 { String::new() } else { format!(" ({} errored)", show_count(counts.rows_errored)) };
+        let left = self.eta(elapsed, counts).map_or_else(|| "end not known yet".into(), |left| format!("{} left", show_duration(left)));
+        format!(
+            "{}/{} rows{errored}, {rate} tokens/s, {} read, {reuse} rows a block, {left}",
+            show_count(counts.rows_done),
+            show_count(self.rows_total),
+            show_bytes(counts.bytes_read),
+        )
+    }
+
+    /// Time for the tokens that are left, at the rate of the tokens that are done.
+    fn eta(&self, elapsed: Duration, counts: &Snapshot) -> Option<Duration> {
+        let left = self.tokens_total.saturating_sub(counts.tokens_done).saturating_sub(counts.tokens_spared);
+        if counts.tokens_done < self.tokens_total / 1000 * ETA_FROM_TOKENS_PERMILLE {
+            return None;
+        }
+        let seconds = left as f64 / per_second(counts.tokens_done, elapsed)?;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+
+    fn record(&mut self, elapsed: Duration, counts: &Snapshot, finished: bool) {
+        if self.file_failed {
+            return;
+        }
+        let record = Record {
+            finished,
+            elapsed_ms: milliseconds(elapsed),
+            rows_total: self.rows_total,
+            tokens_total: self.tokens_total,
+            counts,
+            eta_ms: self.eta(elapsed, counts).map(milliseconds),
+        };
+        let text = serde_json::to_vec(&record).expect("integers have a JSON form");
+        // Not worth a night's work: the journal, on the same disk, is what stops the job.
+        if let Err(e) = write_atomically(&self.file, FILE_NAME, &text, false) {
+            self.file_failed = true;
+            self.say(&format!("{FILE_NAME} is no longer written: {e}"));
+        }
+    }
+
+    fn say(&mut self, words: &str) {
+        match &mut self.face {
+            Face::Bar(_) => {}
+            Face::Lines(out) => {
+                // Nobody is left to tell that nobody listens.
+                let _ = writeln!(out, "{words}").and_then(|()| out.flush());
+            }
+        }
+    }
+}
+
+/// None while there is no rate.
+fn per_second(tokens: u64, elapsed: Duration) -> Option<f64> {
+    (tokens > 0 && !elapsed.is_zero()).then(|| tokens as f64 / elapsed.as_secs_f64())
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// "45 s", "12 min", "3 h 05 min", "2 d 4 h".
+pub(super) fn show_duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    match seconds {
+        0..100 => format!("{seconds} s"),
+        100..6_000 => format!("{} min", (seconds + 30) / 60),
+        6_000..172_800 => format!("{hours} h {:02} min", minutes % 60),
+        _ => format!("{} d {} h", hours / 24, hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::InMemoryTerm;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("one writer").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Log {
+        fn lines(&self) -> Vec<String> {
+            String::from_utf8(self.0.lock().expect("one writer").clone()).expect("text").lines().map(String::from).collect()
+        }
+    }
+
+    fn folder() -> (tempfile::TempDir, JobFolder) {
+        let outer = tempfile::tempdir().expect("a folder");
+        let job = JobFolder::create(&outer.path().join("out")).expect("a job folder");
+        (outer, job)
+    }
+
+    fn record(job: &JobFolder) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(job.state().join(FILE_NAME)).expect("a file")).expect("JSON")
+    }
+
+    const HALF: Snapshot = Snapshot {
+        rows_done: 9,
+        rows_errored: 1,
+        tokens_done: 4_000,
+        tokens_spared: 2_000,
+        generated: 100,
+        bytes_read: 12_300_000_000,
+        blocks_loaded: 10,
+        block_rows_served: 372,
+        sweeps: 3,
+    };
+
+    #[test]
+    fn a_log_gets_a_line_every_thirty_seconds() {
+        let (_outer, job) = folder();
+        let log = Log::default();
+        let mut progress = Progress::start(Screen::Lines(Box::new(log.clone())), 10, 10_000, &job);
+        for second in 0..100 {
+            progress.update(Duration::from_secs(second), &HALF);
+        }
+        progress.finish(Duration::from_secs(100), &HALF);
+        let lines = log.lines();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert_eq!(lines[1], "9/10 rows (1 errored), 67 tokens/s, 12.3 GB read, 37.2 rows a block, 60 s left");
+    }
+
+    #[test]
+    fn the_end_is_reckoned_in_tokens() {
+        let (_outer, job) = folder();
+        let mut progress = Progress::start(Screen::Lines(Box::new(Log::default())), 10, 10_000, &job);
+        // Nine rows of ten are done, but only four tenths of the tokens, and two tenths are not needed: as much again is left.
+        progress.update(Duration::from_secs(60), &HALF);
+        assert_eq!(record(&job)["eta_ms"], 60_000);
+        progress.file_at = Duration::ZERO;
+        progress.update(Duration::from_secs(60), &Snapshot::default());
+        assert_eq!(record(&job)["eta_ms"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn the_file_is_written_once_a_second_and_at_the_end() {
+        let (_outer, job) = folder();
+        let mut progress = Progress::start(Screen::Lines(Box::new(Log::default())), 10, 10_000, &job);
+        progress.update(Duration::ZERO, &Snapshot::default());
+        progress.update(Duration::from_millis(999), &HALF);
+        assert_eq!(record(&job)["rows_done"], 0);
+        progress.update(Duration::from_millis(1000), &HALF);
+        assert_eq!((&record(&job)["rows_done"], &record(&job)["finished"]), (&9.into(), &false.into()));
+        progress.finish(Duration::from_millis(1001), &Snapshot { rows_done: 10, ..HALF });
+        assert_eq!((&record(&job)["rows_done"], &record(&job)["finished"]), (&10.into(), &true.into()));
+        let names: Vec<_> = std::fs::read_dir(job.state()).expect("a folder").map(|entry| entry.expect("an entry").file_name()).collect();
+        assert_eq!(names, [FILE_NAME]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_said_once() {
+        let (_outer, job) = folder();
+        std::fs::create_dir(job.state().join(FILE_NAME)).expect("a folder in the way");
+        let log = Log::default();
+        let mut progress = Progress::start(Screen::Lines(Box::new(log.clone())), 10, 10_000, &job);
+        for second in 0..5 {
+            progress.update(Duration::from_secs(second), &HALF);
+        }
+        assert_eq!(log.lines().len(), 1);
+    }
+
+    #[test]
+    fn a_terminal_gets_a_bar() {
+        let (_outer, job) = folder();
+        let terminal = InMemoryTerm::new(5, 120);
+        let mut progress = Progress::start(Screen::Bar(ProgressDrawTarget::term_like(Box::new(terminal.clone()))), 10, 10_000, &job);
+        progress.update(Duration::from_secs(60), &HALF);
+        assert!(terminal.contents().contains("9/10 rows (1 errored), 67 tokens/s"), "{}", terminal.contents());
+        progress.finish(Duration::from_secs(61), &HALF);
+        assert_eq!(terminal.contents(), "");
+    }
+
+    #[test]
+    fn durations_are_short() {
+        let shown = [45, 99, 720, 11_100, 187_200].map(|seconds| show_duration(Duration::from_secs(seconds)));
+        assert_eq!(shown, ["45 s", "99 s", "12 min", "3 h 05 min", "2 d 4 h"]);
+    }
+}
