@@ -8,4 +8,5 @@ pub mod job;
 pub mod memory;
 pub mod request;
 pub mod spool;
+pub mod tokenizer;
 pub mod units;
