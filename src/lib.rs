@@ -4,6 +4,7 @@
 
 pub mod error;
 pub mod event;
+pub mod input;
 pub mod job;
 pub mod memory;
 pub mod request;

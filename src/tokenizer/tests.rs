@@ -81,6 +81,8 @@ fn megabytes_of_one_character_take_no_longer_than_words() {
     }
 }
 
+type Change<'c> = &'c dyn Fn(&Path);
+
 /// The message of opening a copy of the demo's tokenizer that `change` spoiled.
 fn refusal(change: impl Fn(&Path)) -> String {
     let folder = tempfile::tempdir().expect("a folder");
@@ -103,7 +105,7 @@ fn replace(folder: &Path, name: &str, from: &str, to: &str) {
 fn a_broken_or_foreign_tokenizer_is_refused_by_name() {
     let model = "tiktoken.model";
     let config = "tokenizer_config.json";
-    let cases: [(&str, &dyn Fn(&Path)); 11] = [
+    let cases: [(&str, Change); 11] = [
         ("line 2: rank 0 stands twice", &|f| replace(f, model, "Ig== 1\n", "Ig== 0\n")),
         ("ranks are missing", &|f| replace(f, model, "Ig== 1\n", "Ig== 99999\n")),
         ("the same token as in line 1", &|f| replace(f, model, "Ig== 1\n", "IQ== 1\n")),
