@@ -4,6 +4,7 @@
 
 pub mod error;
 pub mod event;
+pub mod input;
 pub mod job;
 pub mod memory;
 pub mod output;
@@ -11,4 +12,5 @@ pub mod report;
 pub mod request;
 pub mod sample;
 pub mod spool;
+pub mod tokenizer;
 pub mod units;

@@ -1,0 +1,68 @@
+//! Which Arrow types do all readers share? Every layout has a nearest type among them.
+//!
+//! Readers of Parquet break on unsigned integers, half floats, views, dictionaries, maps and nanoseconds, each on another one.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::{DataType, Field, TimeUnit};
+use arrow::error::ArrowError;
+
+/// Name of a list's inner field, as Parquet's standard has it.
+const ELEMENT: &str = "element";
+
+/// What 64-bit unsigned integers become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unsigned {
+    /// i64, and a value above its range is a fault.
+    Signed,
+    /// They stay; for values that are read here and written nowhere.
+    Kept,
+}
+
+/// The nearest type to `from`; the error names the part that has none.
+pub(super) fn portable(from: &DataType, unsigned: Unsigned) -> Result<DataType, String> {
+    let same = |inner: &DataType| portable(inner, unsigned);
+    Ok(match from {
+        DataType::Boolean
+        | DataType::Int8
+        | DataType::Int16
+        | DataType::Int32
+        | DataType::Int64
+        | DataType::Float32
+        | DataType::Float64
+        | DataType::Date32
+        | DataType::Decimal128(..) => from.clone(),
+        DataType::UInt8 | DataType::UInt16 | DataType::UInt32 => DataType::Int64,
+        DataType::UInt64 if unsigned == Unsigned::Kept => DataType::UInt64,
+        DataType::UInt64 | DataType::Duration(_) => DataType::Int64,
+        DataType::Float16 => DataType::Float32,
+        DataType::Null | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => DataType::Binary,
+        DataType::Date64 => DataType::Date32,
+        DataType::Time32(_) | DataType::Time64(_) => DataType::Time64(TimeUnit::Microsecond),
+        DataType::Timestamp(_, zone) => DataType::Timestamp(TimeUnit::Microsecond, zone.clone()),
+        DataType::Decimal32(precision, scale) | DataType::Decimal64(precision, scale) => DataType::Decimal128(*precision, *scale),
+        DataType::Decimal256(..) => DataType::Utf8,
+        DataType::Dictionary(_, value) => same(value)?,
+        DataType::RunEndEncoded(_, value) => same(value.data_type())?,
+        DataType::List(inner)
+        | DataType::LargeList(inner)
+        | DataType::FixedSizeList(inner, _)
+        | DataType::ListView(inner)
+        | DataType::LargeListView(inner) => DataType::List(Arc::new(Field::new(ELEMENT, same(inner.data_type())?, true))),
+        DataType::Struct(fields) => DataType::Struct(
+            fields.iter().map(|field| Ok(Field::new(field.name(), same(field.data_type())?, true))).collect::<Result<_, String>>()?,
+        ),
+        DataType::Map(..) | DataType::Union(..) | DataType::Interval(_) => return Err(format!("{from} is a type that few readers know")),
+    })
+}
+
+/// `array` as `to`, which [`portable`] gave for its type.
+pub(super) fn convert(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, ArrowError> {
+    if array.data_type() == to {
+        return Ok(array.clone());
+    }
+    cast_with_options(array, to, &CastOptions { safe: false, ..CastOptions::default() })
+}
