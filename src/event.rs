@@ -1,6 +1,16 @@
 //! What `execute/` hands on: how a row ended, and what it cost in time and bytes.
 
+use crate::error::Result;
 use crate::request::Fault;
+
+/// Takes each row's end, in any order.
+pub trait Sink: Send {
+    /// Keeps a row's result; each row of the spool, a faulty one included, comes exactly once.
+    ///
+    /// # Errors
+    /// Storage: the result could not be kept. The job must stop; nothing kept before is lost.
+    fn push(&mut self, event: Event, stamp: Stamp) -> Result<()>;
+}
 
 /// Why a sequence ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

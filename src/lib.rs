@@ -4,13 +4,19 @@
 
 pub mod error;
 pub mod event;
+pub mod execute;
 pub mod input;
 pub mod job;
+pub mod kernels;
 pub mod memory;
+pub mod model;
 pub mod output;
+pub mod plan;
 pub mod report;
 pub mod request;
 pub mod sample;
+pub mod scratch;
 pub mod spool;
+pub mod store;
 pub mod tokenizer;
 pub mod units;

@@ -19,6 +19,46 @@ pub struct Request {
     pub fault: Option<Fault>,
 }
 
+/// What the plan knows of a row: numbers alone, 12 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowFacts {
+    /// Prompt length in tokens.
+    pub prompt_tokens: u32,
+    /// Most new tokens.
+    pub max_tokens: u32,
+    /// The row is faulty and only reported.
+    pub faulty: bool,
+    /// The row draws its tokens (temperature above 0), so that a whole row of logits is held for it.
+    pub drawn: bool,
+    /// The row wants its prompt's log-probabilities.
+    pub prompt_logprobs: bool,
+}
+
+const _: () = assert!(size_of::<RowFacts>() <= 12);
+
+impl RowFacts {
+    /// The facts of a request.
+    pub fn of(request: &Request) -> Self {
+        RowFacts {
+            prompt_tokens: request.prompt.len() as u32,
+            max_tokens: request.sampling.max_tokens,
+            faulty: request.fault.is_some(),
+            drawn: request.sampling.temperature > 0.0,
+            prompt_logprobs: request.sampling.prompt_logprobs,
+        }
+    }
+
+    /// Whether no token has to be computed.
+    pub fn is_idle(&self) -> bool {
+        self.faulty || (self.max_tokens == 0 && !self.prompt_logprobs)
+    }
+
+    /// Most positions that the sequence can take.
+    pub fn positions_max(&self) -> u64 {
+        u64::from(self.prompt_tokens) + u64::from(self.max_tokens.saturating_sub(1))
+    }
+}
+
 /// Why a row failed: data of the output, not an error of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {

@@ -19,7 +19,7 @@ pub struct Channels {
 }
 
 /// What a room that makes text of tokens needs to know of a tokenizer.
-pub trait Vocabulary {
+pub trait Vocabulary: Sync {
     /// The bytes of token `id`; None where it contributes no text (control, reserved and unassigned ids).
     fn bytes(&self, id: u32) -> Option<&[u8]>;
 

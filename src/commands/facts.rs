@@ -1,0 +1,62 @@
+//! The model and the machine in numbers, as the plan takes them.
+
+use crate::job::EngineSection;
+use crate::machine;
+use crate::model::manifest::Manifest;
+use crate::model::nn::VOCABULARY_GRID;
+use crate::plan::{Limits, ModelFacts};
+use crate::store::Checkpoint;
+
+const FLOAT: u64 = 4;
+/// A tokenizer in memory, measured: 150 bytes a token of ranks, pieces and their table.
+const TOKENIZER_BYTES_A_TOKEN: u64 = 160;
+/// Blocks computed side by side, for each thread: small models have blocks of 30 kB, and a thread wants several.
+const BLOCKS_A_THREAD: usize = 8;
+/// The parts of a machine's free memory that a job takes by default: 4 of 5.
+const DEFAULT_SHARE: (u64, u64) = (4, 5);
+
+/// The model's numbers.
+pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: bool) -> ModelFacts {
+    let weight_bytes: Vec<u64> = checkpoint.weight_bytes().collect();
+    let panels = manifest.weights.iter().zip(&weight_bytes).flat_map(|(weight, bytes)| {
+        let row_bytes = bytes / weight.rows() as u64;
+        (0..weight.panels()).map(move |p| weight.panel(p).len() as u64 * row_bytes)
+    });
+    let expert_row = manifest.blocks().map(|(_, b)| 2 * b.width + b.inner).max().unwrap_or(0);
+    ModelFacts {
+        panels: panels.collect(),
+        streamed_bytes: weight_bytes.iter().sum::<u64>() - weight_bytes[manifest.embedding.0 as usize],
+        blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
+        sequence_bytes: manifest.fixed_floats() as u64 * FLOAT,
+        token_bytes: manifest.token_floats() as u64 * FLOAT,
+        stream_row_bytes: manifest.stream_width as u64 * FLOAT,
+        layer_row_bytes: (manifest.row_scratch + expert_row) as u64 * FLOAT,
+        head_row_bytes: (manifest.stream_width + 3 * manifest.hidden + VOCABULARY_GRID) as u64 * FLOAT,
+        logits_bytes: manifest.vocab as u64 * FLOAT,
+        index_bytes: checkpoint.index_bytes(),
+        tokenizer_bytes: if has_tokenizer { manifest.vocab as u64 * TOKENIZER_BYTES_A_TOKEN } else { 0 },
+    }
+}
+
+/// Threads of arithmetic.
+pub fn threads(engine: &EngineSection) -> usize {
+    engine.threads.unwrap_or_else(machine::threads)
+}
+
+/// What the job and the machine allow.
+pub fn limits(engine: &EngineSection, rows_per_part: u64) -> Limits {
+    let (share, of) = DEFAULT_SHARE;
+    Limits {
+        budget_bytes: engine.memory_bytes.unwrap_or_else(|| machine::available_bytes() / of * share),
+        wave: engine.wave,
+        prefill_rows: engine.prefill_rows,
+        resident_bytes: engine.resident_bytes,
+        blocks_in_flight: blocks_in_flight(engine) as u64,
+        rows_per_part,
+    }
+}
+
+/// Blocks that are computed side by side.
+pub fn blocks_in_flight(engine: &EngineSection) -> usize {
+    threads(engine) * BLOCKS_A_THREAD
+}

@@ -1,0 +1,69 @@
+//! `nightshift plan`: what would run, without running it.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::Said;
+use super::prepare::{Prepared, prepare};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::memory::Ledger;
+use crate::plan::{Forecast, forecast};
+use crate::units::{show_bytes, show_count};
+
+/// The plan, for scripts.
+#[derive(Serialize)]
+struct Plan<'a> {
+    #[serde(flatten)]
+    forecast: Forecast,
+    wave: usize,
+    prefill_rows: usize,
+    memory_budget: u64,
+    ledger_total: u64,
+    ledger: &'a Ledger,
+    kernel: &'static str,
+}
+
+/// Reads the input into a temporary folder, plans, and says what would happen.
+///
+/// # Errors
+/// As a run's, before work.
+pub fn plan(job: &Job, json: bool) -> Result<Said> {
+    let state = tempfile::tempdir().map_err(|e| Error::storage(format!("cannot make a temporary folder: {e}")))?;
+    let prepared = prepare(job, state.path())?;
+    let allotment = prepared.schedule.allotment();
+    let plan = Plan {
+        forecast: forecast(prepared.schedule.clone(), &prepared.facts),
+        wave: allotment.wave,
+        prefill_rows: allotment.prefill_rows,
+        memory_budget: prepared.limits.budget_bytes,
+        ledger_total: allotment.ledger.total(),
+        ledger: &allotment.ledger,
+        kernel: prepared.kernels.path().name(),
+    };
+    let text = if json {
+        serde_json::to_string_pretty(&plan).map_err(|e| Error::storage(format!("cannot encode the plan: {e}")))? + "\n"
+    } else {
+        words(&plan, &prepared)
+    };
+    Ok(Said { text, code: 0 })
+}
+
+fn words(plan: &Plan<'_>, prepared: &Prepared) -> String {
+    let f = &plan.forecast;
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| writeln!(text, "{name:<18}{value}").expect("a string takes text");
+    let faulty = if f.rows_faulty > 0 { format!(", {} of them errored", show_count(f.rows_faulty)) } else { String::new() };
+    line("rows", show_count(f.rows) + &faulty);
+    line("tokens", format!("{} of prompts, at most {} generated", show_count(f.prompt_tokens), show_count(f.completion_tokens_max)));
+    line("sequences", format!("{} at most in flight", show_count(plan.wave as u64)));
+    line("sweeps", format!("{} at most, of up to {} prompt rows", show_count(f.sweeps), show_count(plan.prefill_rows as u64)));
+    line("reads", format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)));
+    line("kernel", prepared.kernels.path().name().into());
+    line("memory", format!("{} of {}", show_bytes(plan.ledger_total), show_bytes(plan.memory_budget)));
+    for entry in plan.ledger.lines.iter().filter(|l| l.bytes > 0) {
+        line(&format!("  {}", entry.name), format!("{:>8}  {}", show_bytes(entry.bytes), entry.buys));
+    }
+    text
+}

@@ -1,0 +1,82 @@
+//! What `run` and `plan` do alike: open the model, read the input, plan.
+
+use std::path::Path;
+
+use super::facts;
+use crate::error::{Error, Kind, Result};
+use crate::input::{self, Ingested};
+use crate::job::Job;
+use crate::kernels::{Kernels, Path as KernelPath};
+use crate::model::{self, Model};
+use crate::plan::{self, Limits, ModelFacts, Schedule};
+use crate::store::{Checkpoint, Keep};
+use crate::tokenizer::Tokenizer;
+use crate::units::show_bytes;
+
+/// A job that is ready to run.
+pub struct Prepared {
+    pub model: Box<dyn Model>,
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Option<Tokenizer>,
+    pub input: Ingested,
+    pub facts: ModelFacts,
+    pub limits: Limits,
+    pub schedule: Schedule,
+    pub kernels: Kernels,
+}
+
+/// Opens, reads and plans; no weight is read. The spool goes to `state`.
+pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
+    let kernels = kernels(job.engine.kernel)?;
+    let model = model::open(&job.model)?;
+    let manifest = model.manifest();
+    let tokenizer = Tokenizer::open(&job.model, manifest.vocab)?;
+    let mut checkpoint = Checkpoint::open(&job.model, manifest)?;
+    let about = input::ModelFacts { vocab: manifest.vocab };
+    let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), &about, state, &mut |_| {})?;
+    let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
+    let limits = facts::limits(&job.engine, job.output.rows_per_part);
+    let rows = std::mem::take(&mut input.facts);
+    let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits))?;
+    checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
+    let schedule = Schedule::new(rows, job.grouping, allotment, (facts.sequence_bytes, facts.token_bytes));
+    Ok(Prepared { model, checkpoint, tokenizer, input, facts, limits, schedule, kernels })
+}
+
+fn refusal(refusal: &plan::Refusal, limits: &Limits) -> Error {
+    let mib = refusal.smallest_bytes.div_ceil(1 << 20);
+    let most = refusal.ledger.lines.iter().find(|l| l.name == refusal.blame).map_or(0, |l| l.bytes);
+    Error::refused(format!(
+        "engine.memory is {}, but this job needs at least {mib}MiB; most of it is `{}` ({})",
+        show_bytes(limits.budget_bytes),
+        refusal.blame,
+        show_bytes(most)
+    ))
+}
+
+fn kernels(named: Option<KernelPath>) -> Result<Kernels> {
+    match named {
+        None => Ok(Kernels::detect()),
+        Some(path) => Kernels::with(path)
+            .ok_or_else(|| Error::refused(format!("engine.kernel is `{}`, which this processor lacks; try `auto`", path.name()))),
+    }
+}
+
+/// Identity of all that an answer depends on beside its row: config, weights, tokenizer, precision, order of summation.
+pub fn fingerprint(job: &Job, prepared: &Prepared) -> Result<String> {
+    let config = job.model.join("config.json");
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&std::fs::read(&config).map_err(|e| Error::io(Kind::Storage, "read", &config, &e))?);
+    hasher.update(prepared.checkpoint.fingerprint()?.as_bytes());
+    if let Some(tokenizer) = &prepared.tokenizer {
+        hasher.update(&tokenizer.fingerprint());
+    }
+    hasher.update(PRECISION.as_bytes());
+    hasher.update(ORDER.as_bytes());
+    Ok(hasher.finalize().to_hex()[..16].to_string())
+}
+
+/// `engine.precision`.
+pub const PRECISION: &str = "f32";
+/// The order of summation that all kernels share: lanes and tree.
+const ORDER: &str = "16 lanes";

@@ -1,0 +1,143 @@
+//! `nightshift run`: prompts in, answers and timings out.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::Said;
+use super::facts;
+use super::prepare::{PRECISION, Prepared, fingerprint, prepare};
+use crate::error::{Error, Result};
+use crate::event::End;
+use crate::execute::{self, Engine, Tally, Watch};
+use crate::input::KeptReader;
+use crate::job::{Grouping, Job};
+use crate::machine;
+use crate::output::{Answers, Blocks, JobFolder, Kept, OutputSpec, Summary, Totals, Wording};
+use crate::report::{Progress, Screen, Snapshot, closing_words};
+use crate::request::{Request, RowFacts};
+use crate::sample::{self, Vocabulary, Words};
+use crate::scratch::Scratch;
+use crate::tokenizer::Tokenizer;
+
+/// Runs the whole job.
+///
+/// # Errors
+/// Before work: model, input or budget are refused, or the output folder is in use. During work: storage fails.
+pub fn run(job: &Job, screen: Screen) -> Result<Said> {
+    let started = Instant::now();
+    let folder = JobFolder::create(&job.output.path)?;
+    let mut prepared = prepare(job, &folder.state())?;
+    let system_fingerprint = fingerprint(job, &prepared)?;
+    let threads = facts::threads(&job.engine);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|e| Error::storage(format!("cannot start {threads} threads: {e}")))?;
+    let kept = (!job.input.keep.is_empty()).then(|| KeptReader::open(&folder.state())).transpose()?;
+    let spec = OutputSpec {
+        spool: &prepared.input.spool,
+        wording: Box::new(Speech(prepared.tokenizer.as_ref())),
+        kept: kept.map(|k| Box::new(k) as Box<dyn Kept>),
+        model: job.model.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
+        system_fingerprint,
+        rows_per_part: job.output.rows_per_part,
+        run_id: run_id(),
+    };
+    let mut answers = Answers::create(&folder, spec)?;
+    let rows = prepared.schedule.rows();
+    let tokens = rows.iter().filter(|r| !r.is_idle()).map(RowFacts::positions_max).sum();
+    let clock = Clock { started, progress: Mutex::new(Progress::start(screen, rows.len() as u64, tokens, &folder)) };
+    let scratch = Scratch::default();
+    let engine = Engine {
+        model: &*prepared.model,
+        store: &prepared.checkpoint,
+        kernels: prepared.kernels,
+        scratch: scratch.clone(),
+        blocks_in_flight: facts::blocks_in_flight(&job.engine),
+        spool: &prepared.input.spool,
+        vocabulary: prepared.tokenizer.as_ref().map(|t| t as &dyn Vocabulary),
+        watch: &clock,
+    };
+    let schedule = &mut prepared.schedule;
+    let tally = pool.install(|| execute::run(schedule, &engine, &mut answers))?;
+    let totals = answers.finish()?;
+    clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
+    let summary = summary(job, &prepared, &tally, &totals, started.elapsed());
+    summary.write(&folder)?;
+    Ok(Said { text: closing_words(&summary, folder.root()), code: u8::from(totals.rows_errored > 0) })
+}
+
+/// The answers' words.
+struct Speech<'a>(Option<&'a Tokenizer>);
+
+impl Wording for Speech<'_> {
+    fn words(&self, request: &Request, tokens: &[u32], end: &End) -> Option<Words> {
+        self.0.map(|tokenizer| sample::words(request, tokens, end, tokenizer))
+    }
+}
+
+/// The real clock and the real screen.
+struct Clock {
+    started: Instant,
+    progress: Mutex<Progress>,
+}
+
+impl Watch for Clock {
+    fn now_us(&self) -> i64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as i64)
+    }
+
+    fn swept(&self, tally: &Tally) {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).update(self.started.elapsed(), &snapshot(tally));
+    }
+}
+
+fn snapshot(tally: &Tally) -> Snapshot {
+    Snapshot {
+        rows_done: tally.rows_done,
+        rows_errored: tally.rows_failed,
+        tokens_done: tally.prompt_tokens + tally.completion_tokens,
+        tokens_spared: tally.spared_tokens,
+        generated: tally.completion_tokens,
+        bytes_read: tally.read.trunk_bytes + tally.read.expert_bytes,
+        blocks_loaded: tally.read.blocks_read,
+        block_rows_served: tally.expert_rows,
+        sweeps: tally.sweeps,
+    }
+}
+
+/// Names this run in `timings/`.
+fn run_id() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let seed = [now.to_le_bytes(), u128::from(std::process::id()).to_le_bytes()].concat();
+    blake3::hash(&seed).to_hex()[..16].to_string()
+}
+
+fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, wall: Duration) -> Summary {
+    let read = tally.read;
+    Summary {
+        rows_total: totals.rows_succeeded + totals.rows_errored,
+        rows_succeeded: totals.rows_succeeded,
+        rows_errored: totals.rows_errored,
+        rows_cut_by_length: totals.rows_cut_by_length,
+        prompt_tokens: tally.prompt_tokens,
+        completion_tokens: tally.completion_tokens,
+        sweeps: tally.sweeps,
+        bytes_read: read.trunk_bytes + read.expert_bytes,
+        bytes_read_trunk: read.trunk_bytes,
+        bytes_read_experts: read.expert_bytes,
+        blocks: Blocks { resident: read.blocks_resident, on_demand: read.blocks_read },
+        rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
+        memory_budget: prepared.limits.budget_bytes,
+        ledger_total: prepared.schedule.allotment().ledger.total(),
+        peak_memory: machine::peak_bytes(),
+        wall_ms: wall.as_millis() as u64,
+        kernel: prepared.kernels.path().name().into(),
+        precision: PRECISION.into(),
+        direct_io: false,
+        grouping: match job.grouping {
+            Grouping::Input => "input",
+            Grouping::Length => "length",
+            Grouping::Random => "random",
+        }
+        .into(),
+    }
+}

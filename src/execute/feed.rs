@@ -1,0 +1,210 @@
+//! All that a model may ask for, answered from the store, the sequences' states and the kernels.
+
+use std::ops::Range;
+
+use super::Engine;
+use crate::error::{Error, Result};
+use crate::kernels::spread;
+use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
+use crate::model::manifest::{Blocks, Part, PartFormat, StateId, StateSpec, WeightId};
+use crate::model::{Block, Expert, Feed, Mix, Routing, StateView};
+use crate::scratch::{Buffer, Scratch};
+use crate::store::{Element, Lease, Piece};
+
+/// A span's rows in the sweep and its sequence's states.
+pub struct SpanRows<'a> {
+    /// Rows of the sweep.
+    pub rows: Range<usize>,
+    /// Absolute position of the first one.
+    pub first: usize,
+    /// Whether these rows are of an answer.
+    pub decoding: bool,
+    /// One a state of the manifest.
+    pub states: &'a mut Vec<Vec<f32>>,
+}
+
+/// One sweep's feed.
+pub struct SweepFeed<'a> {
+    engine: &'a Engine<'a>,
+    spans: Vec<SpanRows<'a>>,
+    layer: usize,
+    /// (row, expert) pairs served.
+    pub expert_rows: u64,
+    /// Distinct (layer, expert).
+    pub expert_loads: u64,
+    /// Of these, those that a decoding row chose.
+    pub decode_expert_loads: u64,
+}
+
+/// Rows that chose an expert, and with what weight.
+type Chosen = Vec<(u32, f32)>;
+
+impl<'a> SweepFeed<'a> {
+    /// A feed for the sweep whose rows are those of `spans`, one behind the other.
+    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>) -> Self {
+        SweepFeed { engine, spans, layer: 0, expert_rows: 0, expert_loads: 0, decode_expert_loads: 0 }
+    }
+
+    /// Says which layer comes next.
+    pub fn enter(&mut self, layer: usize) {
+        self.layer = layer;
+    }
+
+    fn rows(&self) -> usize {
+        self.spans.last().map_or(0, |s| s.rows.end)
+    }
+
+    fn take(&self, weight: WeightId, panel: usize) -> Result<Lease> {
+        self.engine.store.take(Piece::Panel { weight, panel: panel as u32 })
+    }
+
+    fn matrix<'l>(&self, weight: WeightId, rows: usize, lease: &'l Lease) -> Matrix<'l> {
+        let data = match self.engine.store.element(weight) {
+            Element::F32 => Data::F32(lease.part(0)),
+            Element::Bf16 => Data::Bf16(lease.part(0)),
+        };
+        Matrix { rows, cols: self.engine.model.manifest().weight(weight).cols(), data }
+    }
+
+    /// Counts the layer's union, and sorts rows by expert.
+    fn by_expert(&mut self, routing: &Routing, experts: usize) -> Vec<Chosen> {
+        let mut chosen: Vec<Chosen> = vec![Vec::new(); experts];
+        for (i, (&id, &weight)) in routing.ids.iter().zip(&routing.weights).enumerate() {
+            chosen[id as usize].push(((i / routing.chosen) as u32, weight));
+        }
+        let mut decoding = vec![false; experts];
+        for span in self.spans.iter().filter(|s| s.decoding) {
+            let ids = &routing.ids[span.rows.start * routing.chosen..span.rows.end * routing.chosen];
+            ids.iter().for_each(|&id| decoding[id as usize] = true);
+        }
+        self.expert_rows += routing.ids.len() as u64;
+        self.expert_loads += chosen.iter().filter(|c| !c.is_empty()).count() as u64;
+        self.decode_expert_loads += decoding.iter().filter(|&&d| d).count() as u64;
+        chosen
+    }
+
+    /// Computes some experts side by side and adds their outputs in ascending id.
+    fn expert_batch(&self, batch: &[(usize, Chosen)], blocks: &Blocks, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
+        let (width, scratch, kernels) = (blocks.width, &self.engine.scratch, self.engine.kernels);
+        let mut jobs = Vec::with_capacity(batch.len());
+        for (expert, chosen) in batch {
+            let piece = Piece::Block { layer: self.layer as u32, expert: *expert as u32 };
+            let lease = self.engine.store.take(piece)?;
+            self.check_scales(piece, blocks, &lease)?;
+            let mut gathered = scratch.take(chosen.len() * width);
+            for (to, &(row, _)) in gathered.chunks_exact_mut(width).zip(chosen) {
+                to.copy_from_slice(&z[row as usize * width..(row as usize + 1) * width]);
+            }
+            jobs.push((lease, gathered, scratch.take(chosen.len() * width)));
+        }
+        spread(jobs.iter_mut().collect(), |(lease, gathered, out)| {
+            let part = |(i, part): (usize, &Part)| match part.format {
+                PartFormat::Mxfp4 => {
+                    let data = Data::Mxfp4 { packed: lease.part(2 * i), scales: lease.part(2 * i + 1) };
+                    Matrix { rows: part.rows, cols: part.cols, data }
+                }
+            };
+            let parts: Vec<Matrix<'_>> = blocks.parts.iter().enumerate().map(part).collect();
+            f(&Block { parts: &parts }, gathered, out);
+        });
+        for ((_, _, out), (_, chosen)) in jobs.iter().zip(batch) {
+            for (from, &(row, weight)) in out.chunks_exact(width).zip(chosen) {
+                kernels.add_scaled(&mut y[row as usize * width..(row as usize + 1) * width], from, weight);
+            }
+        }
+        Ok(())
+    }
+
+    /// A scale of 255 is no number.
+    fn check_scales(&self, piece: Piece, blocks: &Blocks, lease: &Lease) -> Result<()> {
+        for (i, part) in blocks.parts.iter().enumerate() {
+            match part.format {
+                PartFormat::Mxfp4 if mxfp4_has_nan(lease.part(2 * i + 1)) => {
+                    let name = self.engine.store.name(piece, 2 * i + 1);
+                    return Err(Error::refused(format!("tensor `{name}` holds a scale of 255 (not a number); download the model again")));
+                }
+                PartFormat::Mxfp4 => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Feed for SweepFeed<'_> {
+    fn kernels(&self) -> Kernels {
+        self.engine.kernels
+    }
+
+    fn scratch(&self) -> Scratch {
+        self.engine.scratch.clone()
+    }
+
+    fn matmul(&mut self, w: WeightId, outputs: Range<usize>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        let weight = self.engine.model.manifest().weight(w);
+        let panels = outputs.start / weight.panel_rows..outputs.end.div_ceil(weight.panel_rows);
+        let rows = (x.data.len() - x.start).div_ceil(x.stride);
+        for panel in panels {
+            let held = weight.panel(panel);
+            assert!(held.start >= outputs.start && held.end <= outputs.end, "a model asks for whole panels");
+            let lease = self.take(w, panel)?;
+            let part = ViewMut { data: &mut *y.data, start: y.start + held.start - outputs.start, stride: y.stride };
+            self.engine.kernels.matmul(rows, x, &self.matrix(w, held.len(), &lease), part);
+        }
+        Ok(())
+    }
+
+    fn panel(&mut self, w: WeightId, outputs: Range<usize>, f: &mut dyn FnMut(Matrix<'_>)) -> Result<()> {
+        let weight = self.engine.model.manifest().weight(w);
+        let panel = outputs.start / weight.panel_rows;
+        assert_eq!(weight.panel(panel), outputs, "a model asks for whole panels");
+        let lease = self.take(w, panel)?;
+        f(self.matrix(w, outputs.len(), &lease));
+        Ok(())
+    }
+
+    fn vector(&mut self, w: WeightId) -> Result<Buffer> {
+        let weight = self.engine.model.manifest().weight(w);
+        assert_eq!(weight.panels(), 1, "a vector is one panel");
+        let lease = self.take(w, 0)?;
+        let mut out = self.engine.scratch.take(weight.rows() * weight.cols());
+        self.matrix(w, weight.rows(), &lease).decode(&mut out);
+        Ok(out)
+    }
+
+    fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()> {
+        let width = y.len() / self.rows();
+        let spec = self.engine.model.manifest().states[state.0 as usize];
+        let mut rest = y;
+        let mut jobs = Vec::with_capacity(self.spans.len());
+        for span in &mut self.spans {
+            let (part, behind) = rest.split_at_mut(span.rows.len() * width);
+            rest = behind;
+            let held = &mut span.states[state.0 as usize];
+            let data = match spec {
+                StateSpec::Fixed(_) => &mut held[..],
+                StateSpec::Appended(width) => &mut held[..(span.first + span.rows.len()) * width],
+            };
+            jobs.push((span.rows.clone(), part, StateView { first: span.first, data }));
+        }
+        spread(jobs, |(rows, part, view)| f(rows, part, view));
+        Ok(())
+    }
+
+    fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
+        let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
+        let chosen = self.by_expert(routing, blocks.count);
+        let rows_max = self.rows();
+        let mut batch: Vec<(usize, Chosen)> = Vec::new();
+        let mut rows = 0;
+        for (expert, chosen) in chosen.into_iter().enumerate().filter(|(_, c)| !c.is_empty()) {
+            if batch.len() == self.engine.blocks_in_flight || rows + chosen.len() > rows_max {
+                self.expert_batch(&batch, blocks, z, y, f)?;
+                batch.clear();
+                rows = 0;
+            }
+            rows += chosen.len();
+            batch.push((expert, chosen));
+        }
+        if batch.is_empty() { Ok(()) } else { self.expert_batch(&batch, blocks, z, y, f) }
+    }
+}

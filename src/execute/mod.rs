@@ -1,0 +1,281 @@
+//! Runs a sweep: gathers rows, feeds the model its weights and states, and hands tokens on.
+//!
+//! It never decides who runs together: it asks the plan. It does not know whether a span is a prompt or an answer: a span has
+//! positions, and a row wants the next token or it does not.
+
+mod feed;
+mod fold;
+mod sequence;
+
+use crate::error::{Error, Result};
+use crate::event::{End, Event, Sink, Stamp};
+use crate::kernels::{Data, Kernels, Matrix};
+use crate::model::{Model, Stream};
+use crate::plan::{Outcome, Schedule, Sweep};
+use crate::sample::{self, Vocabulary};
+use crate::scratch::Scratch;
+use crate::spool::Spool;
+use crate::store::{Counters, Element, Store};
+use feed::{SpanRows, SweepFeed};
+use fold::{Fold, Want};
+use sequence::Sequence;
+
+/// Tells the time and is told of progress; a test's watch ticks.
+pub trait Watch: Sync {
+    /// Microseconds since the epoch.
+    fn now_us(&self) -> i64;
+    /// Called after each sweep.
+    fn swept(&self, tally: &Tally);
+}
+
+/// What has been done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Rows that have ended, failed ones included.
+    pub rows_done: u64,
+    /// Rows that have failed.
+    pub rows_failed: u64,
+    /// Rows that ended because `max_tokens` was reached.
+    pub rows_cut: u64,
+    /// Positions that ended rows were allowed beyond what they took.
+    pub spared_tokens: u64,
+    /// Prompt positions computed.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+    /// Passes through all layers.
+    pub sweeps: u64,
+    /// (row, expert) pairs served, over all sweeps and layers.
+    pub expert_rows: u64,
+    /// Distinct (layer, expert) of a sweep, summed over sweeps.
+    pub expert_loads: u64,
+    /// Of these, those of rows that were decoding.
+    pub decode_expert_loads: u64,
+    /// What was read.
+    pub read: Counters,
+}
+
+/// All that a run needs beside its plan.
+pub struct Engine<'a> {
+    /// The equations.
+    pub model: &'a dyn Model,
+    /// The weights.
+    pub store: &'a dyn Store,
+    /// The arithmetic.
+    pub kernels: Kernels,
+    /// Temporary rows.
+    pub scratch: Scratch,
+    /// Blocks that are computed side by side.
+    pub blocks_in_flight: usize,
+    /// The requests.
+    pub spool: &'a Spool,
+    /// Ids and text; absent where the model's folder has none.
+    pub vocabulary: Option<&'a dyn Vocabulary>,
+    /// Time and progress.
+    pub watch: &'a dyn Watch,
+}
+
+/// Runs sweeps until the plan has no more; every request's result goes to `sink`.
+///
+/// # Errors
+/// A weight cannot be read, or a result cannot be kept.
+pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Result<Tally> {
+    let slots = plan.allotment().wave;
+    let mut run = Run {
+        engine,
+        started_us: engine.watch.now_us(),
+        sequences: std::iter::repeat_with(|| None).take(slots).collect(),
+        spare: Vec::new(),
+        drawing: sample::Scratch::default(),
+        tally: Tally::default(),
+    };
+    for index in 0..plan.rows().len() {
+        if plan.rows()[index].is_idle() {
+            run.report_idle(index as u64, sink)?;
+        }
+    }
+    let mut outcome = Outcome::default();
+    while let Some(sweep) = plan.next(&outcome) {
+        outcome = run.sweep(&sweep, sink)?;
+    }
+    Ok(run.tally)
+}
+
+struct Run<'a> {
+    engine: &'a Engine<'a>,
+    started_us: i64,
+    sequences: Vec<Option<Sequence<'a>>>,
+    /// Fixed states of ended sequences, for the next ones.
+    spare: Vec<Vec<Vec<f32>>>,
+    drawing: sample::Scratch,
+    tally: Tally,
+}
+
+impl<'a> Run<'a> {
+    /// A row that needs no computing: faulty, or nothing was asked for.
+    fn report_idle(&mut self, index: u64, sink: &mut dyn Sink) -> Result<()> {
+        let request = self.engine.spool.get(index)?;
+        let now = self.engine.watch.now_us();
+        let end = request.fault.map_or(End::Length, End::Failed);
+        let stamp = Stamp { started_us: now, queue_us: now - self.started_us, ..Stamp::default() };
+        let event = Event { index, tokens: Vec::new(), logprobs: Vec::new(), prompt_logprobs: Vec::new(), end };
+        self.count_end(&event.end);
+        sink.push(event, stamp)
+    }
+
+    fn count_end(&mut self, end: &End) {
+        self.tally.rows_done += 1;
+        match end {
+            End::Failed(_) => self.tally.rows_failed += 1,
+            End::Length => self.tally.rows_cut += 1,
+            _ => {}
+        }
+    }
+
+    fn sweep(&mut self, sweep: &Sweep, sink: &mut dyn Sink) -> Result<Outcome> {
+        let before = self.engine.store.counters();
+        self.admit(sweep)?;
+        let mut stream = self.embed(sweep)?;
+        let wants = self.wants(sweep);
+        let folded = self.compute(sweep, &mut stream, wants)?;
+        drop(stream);
+        let now = self.engine.watch.now_us();
+        let read = self.engine.store.counters();
+        self.tally.read = read;
+        self.tally.sweeps += 1;
+        self.charge(sweep, before, read);
+        for fold in folded {
+            let sequence = self.sequences[fold.want.slot].as_mut().expect("a row belongs to a sequence");
+            let fresh = sequence.take(fold, now, &mut self.drawing);
+            self.tally.completion_tokens += u64::from(fresh);
+        }
+        let outcome = self.end(sweep, now, sink)?;
+        self.engine.watch.swept(&self.tally);
+        Ok(outcome)
+    }
+
+    /// Brings in the sequences whose first span this is.
+    fn admit(&mut self, sweep: &Sweep) -> Result<()> {
+        for span in sweep.spans.iter().filter(|s| s.positions.start == 0) {
+            let request = self.engine.spool.get(span.row)?;
+            let manifest = self.engine.model.manifest();
+            let mut sequence = Sequence::new(request, manifest, self.spare.pop(), self.engine.vocabulary);
+            sequence.stamp.started_us = self.engine.watch.now_us();
+            sequence.stamp.queue_us = sequence.stamp.started_us - self.started_us;
+            self.sequences[span.slot] = Some(sequence);
+        }
+        Ok(())
+    }
+
+    fn sequence(&self, slot: usize) -> &Sequence<'a> {
+        self.sequences[slot].as_ref().expect("the plan's spans are of sequences that it admitted")
+    }
+
+    /// Each row begins as its token's embedding.
+    fn embed(&self, sweep: &Sweep) -> Result<Stream> {
+        let manifest = self.engine.model.manifest();
+        let (store, weight) = (self.engine.store, manifest.embedding);
+        let (width, hidden) = (manifest.stream_width, manifest.hidden);
+        let mut stream = Stream { data: self.engine.scratch.take(sweep.rows() * width), width };
+        let element = store.element(weight);
+        let mut stored = vec![0u8; hidden * element.bytes()];
+        let ids = sweep.spans.iter().flat_map(|span| {
+            let sequence = self.sequence(span.slot);
+            span.positions.clone().map(|position| sequence.token(position as usize))
+        });
+        for (row, id) in stream.data.chunks_exact_mut(width).zip(ids) {
+            store.row(weight, id as usize, &mut stored)?;
+            let data = match element {
+                Element::F32 => Data::F32(&stored),
+                Element::Bf16 => Data::Bf16(&stored),
+            };
+            Matrix { rows: 1, cols: hidden, data }.decode(&mut row[..hidden]);
+        }
+        Ok(stream)
+    }
+
+    /// The rows whose logits matter, in the sweep's order.
+    fn wants(&self, sweep: &Sweep) -> Vec<Want> {
+        let mut wants = Vec::new();
+        let mut row = 0;
+        for span in &sweep.spans {
+            let sequence = self.sequence(span.slot);
+            for position in span.positions.clone() {
+                wants.extend(sequence.want(position as usize).map(|kind| Want { row, slot: span.slot, kind }));
+                row += 1;
+            }
+        }
+        wants
+    }
+
+    /// All layers and the head.
+    fn compute(&mut self, sweep: &Sweep, stream: &mut Stream, wants: Vec<Want>) -> Result<Vec<Fold>> {
+        let model = self.engine.model;
+        let mut spans = Vec::with_capacity(sweep.spans.len());
+        let mut row = 0;
+        let mut planned = sweep.spans.iter().peekable();
+        for (slot, sequence) in self.sequences.iter_mut().enumerate() {
+            let Some(span) = planned.next_if(|span| span.slot == slot) else { continue };
+            let sequence = sequence.as_mut().expect("the plan's spans are of sequences that it admitted");
+            let rows = row..row + span.positions.len();
+            row = rows.end;
+            let decoding = span.positions.start as usize >= sequence.prompt_len();
+            spans.push(SpanRows { rows, first: span.positions.start as usize, decoding, states: &mut sequence.states });
+        }
+        assert!(planned.next().is_none(), "spans come by ascending slot");
+        let mut feed = SweepFeed::new(self.engine, spans);
+        for layer in 0..model.manifest().layers.len() {
+            feed.enter(layer);
+            model.layer(layer, stream, &mut feed)?;
+        }
+        let vocab = model.manifest().vocab;
+        let mut folds: Vec<Fold> = wants.into_iter().map(|want| Fold::new(want, vocab)).collect();
+        if !folds.is_empty() {
+            let rows: Vec<usize> = folds.iter().map(|f| f.want.row).collect();
+            let kernels = self.engine.kernels;
+            model.head(stream, &rows, &mut feed, &mut |range, logits| fold::fold(kernels, &mut folds, range, logits))?;
+        }
+        self.tally.expert_rows += feed.expert_rows;
+        self.tally.expert_loads += feed.expert_loads;
+        self.tally.decode_expert_loads += feed.decode_expert_loads;
+        Ok(folds)
+    }
+
+    /// Shares the sweep's bytes out evenly over its rows.
+    fn charge(&mut self, sweep: &Sweep, before: Counters, after: Counters) {
+        let bytes = (after.trunk_bytes + after.expert_bytes) - (before.trunk_bytes + before.expert_bytes);
+        let share = bytes as i64 / sweep.rows().max(1) as i64;
+        for span in &sweep.spans {
+            let sequence = self.sequences[span.slot].as_mut().expect("the plan's spans are of sequences that it admitted");
+            let prompt = sequence.prompt_len();
+            self.tally.prompt_tokens += span.positions.clone().filter(|&p| (p as usize) < prompt).count() as u64;
+            sequence.done = span.positions.end as usize;
+            sequence.sweep_rows = sweep.rows() as i32;
+            sequence.sweep_share = share;
+            sequence.stamp.bytes_read += share * span.positions.len() as i64;
+            sequence.stamp.expert_hits += (after.blocks_resident - before.blocks_resident) as i64;
+            sequence.stamp.expert_misses += (after.blocks_read - before.blocks_read) as i64;
+        }
+    }
+
+    /// Hands over the sequences that have ended.
+    fn end(&mut self, sweep: &Sweep, now_us: i64, sink: &mut dyn Sink) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        for span in &sweep.spans {
+            if self.sequence(span.slot).end.is_none() {
+                continue;
+            }
+            let mut sequence = self.sequences[span.slot].take().ok_or_else(|| Error::storage("a sequence is gone"))?;
+            self.spare.push(sequence.fixed_states(self.engine.model.manifest()));
+            self.tally.spared_tokens += sequence.spared_positions();
+            let (event, stamp) = sequence.finish(now_us);
+            self.count_end(&event.end);
+            sink.push(event, stamp)?;
+            outcome.ended.push(span.slot);
+        }
+        Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests;

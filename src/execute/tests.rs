@@ -1,0 +1,351 @@
+//! The engine against the goldens, and against itself under every order of work.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use proptest::prelude::*;
+
+use super::feed::{SpanRows, SweepFeed};
+use super::*;
+use crate::kernels::{Path as KernelPath, View, ViewMut};
+use crate::memory::Ledger;
+use crate::model::manifest::{StateId, StateSpec, WeightId};
+use crate::model::{self, Expert, Feed, Mix, Routing};
+use crate::plan::{Allotment, Grouping};
+use crate::request::{Fault, Request, RowFacts, Sampling};
+use crate::scratch::Buffer;
+use crate::spool::SpoolWriter;
+use crate::store::{Checkpoint, Keep, header};
+
+/// Logits may differ by so much of the largest logit's size.
+const LOGITS_TOLERANCE: f32 = 1e-4;
+/// A greedy choice is held to the golden's where the two best logits are further apart.
+const CLEAR_MARGIN: f32 = 1e-3;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// Golden tensors as f32 or i32 bits, by name.
+struct Golden(BTreeMap<String, (Vec<u64>, Vec<u8>)>);
+
+impl Golden {
+    fn open(folder: &Path) -> Self {
+        let path = folder.join("golden.safetensors");
+        let file = File::open(&path).expect("a golden file");
+        let mut found = BTreeMap::new();
+        header::read(&file, &mut |tensor| {
+            let mut bytes = vec![0; tensor.bytes as usize];
+            file.read_exact_at(&mut bytes, tensor.offset).expect("as long as its header says");
+            found.insert(tensor.name.to_string(), (tensor.shape.to_vec(), bytes));
+            Ok(())
+        })
+        .expect("a valid header");
+        Golden(found)
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        self.0[name].1.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.0[name].1.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    fn prompts(&self) -> usize {
+        (0..).take_while(|i| self.0.contains_key(&format!("prompt.{i}"))).count()
+    }
+}
+
+struct Ticks(AtomicI64);
+
+impl Watch for Ticks {
+    fn now_us(&self) -> i64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+    fn swept(&self, _: &Tally) {}
+}
+
+/// Passes everything on and writes down who chose whom.
+struct Recorder<'a> {
+    inner: SweepFeed<'a>,
+    routings: Vec<Routing>,
+}
+
+impl Feed for Recorder<'_> {
+    fn kernels(&self) -> Kernels {
+        self.inner.kernels()
+    }
+    fn scratch(&self) -> Scratch {
+        self.inner.scratch()
+    }
+    fn matmul(&mut self, w: WeightId, outputs: std::ops::Range<usize>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        self.inner.matmul(w, outputs, x, y)
+    }
+    fn panel(&mut self, w: WeightId, outputs: std::ops::Range<usize>, f: &mut dyn FnMut(Matrix<'_>)) -> Result<()> {
+        self.inner.panel(w, outputs, f)
+    }
+    fn vector(&mut self, w: WeightId) -> Result<Buffer> {
+        self.inner.vector(w)
+    }
+    fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()> {
+        self.inner.mix(state, y, f)
+    }
+    fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
+        self.routings.push(routing.clone());
+        self.inner.experts(routing, z, y, f)
+    }
+}
+
+/// A model opened for a test, and a spool of the requests given.
+struct Bench {
+    model: Box<dyn Model>,
+    store: Checkpoint,
+    spool: Spool,
+    rows: Vec<RowFacts>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(checkpoint: &Path, requests: &[Request]) -> Self {
+        let model = model::open(checkpoint).expect("the config is valid");
+        let store = Checkpoint::open(checkpoint, model.manifest()).expect("the checkpoint is whole");
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut spool = SpoolWriter::create(folder.path()).expect("a spool");
+        requests.iter().for_each(|r| spool.push(r).expect("written"));
+        let rows = requests.iter().map(RowFacts::of).collect();
+        Bench { model, store, spool: spool.finish().expect("closed"), rows, _folder: folder }
+    }
+
+    fn engine<'a>(&'a self, kernels: Kernels, watch: &'a Ticks) -> Engine<'a> {
+        Engine {
+            model: &*self.model,
+            store: &self.store,
+            kernels,
+            scratch: Scratch::default(),
+            blocks_in_flight: 5,
+            spool: &self.spool,
+            vocabulary: None,
+            watch,
+        }
+    }
+
+    /// All events, by row, and the tally.
+    fn run(&self, kernels: Kernels, threads: usize, grouping: Grouping, wave: usize, prefill_rows: usize) -> (Vec<Event>, Tally) {
+        let (model, watch) = (self.model.manifest(), Ticks(AtomicI64::new(0)));
+        let state = (model.fixed_floats() as u64 * 4, model.token_floats() as u64 * 4);
+        let allotment =
+            Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
+        let mut plan = Schedule::new(self.rows.clone(), grouping, allotment, state);
+        let mut sink = Collected(Vec::new());
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let engine = self.engine(kernels, &watch);
+        let tally = pool.install(|| run(&mut plan, &engine, &mut sink)).expect("the run ends");
+        sink.0.sort_by_key(|e| e.index);
+        (sink.0, tally)
+    }
+}
+
+struct Collected(Vec<Event>);
+
+impl Sink for Collected {
+    fn push(&mut self, event: Event, stamp: Stamp) -> Result<()> {
+        assert_eq!(event.tokens.len(), stamp.token_us.len());
+        self.0.push(event);
+        Ok(())
+    }
+}
+
+fn request(index: usize, prompt: Vec<u32>, max_tokens: u32) -> Request {
+    let sampling =
+        Sampling { temperature: 0.0, max_tokens, logprobs: true, prompt_logprobs: true, ignore_eos: true, ..Sampling::default() };
+    Request { index: index as u64, id: format!("r{index}"), prompt, truncated_tokens: 0, sampling, fault: None }
+}
+
+/// Logits [rows, vocab] of a whole prompt in one sweep, and the routing of each layer that routes.
+fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
+    let watch = Ticks(AtomicI64::new(0));
+    let engine = bench.engine(Kernels::detect(), &watch);
+    let manifest = bench.model.manifest();
+    let mut states: Vec<Vec<f32>> = (manifest.states.iter())
+        .map(|s| match *s {
+            StateSpec::Fixed(n) => vec![0.0; n],
+            StateSpec::Appended(n) => vec![0.0; n * prompt.len()],
+        })
+        .collect();
+    let mut stream = Stream { data: engine.scratch.take(prompt.len() * manifest.stream_width), width: manifest.stream_width };
+    for (row, &id) in stream.data.chunks_exact_mut(manifest.stream_width).zip(prompt) {
+        let mut stored = vec![0; manifest.hidden * bench.store.element(manifest.embedding).bytes()];
+        bench.store.row(manifest.embedding, id as usize, &mut stored).expect("an embedding");
+        Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
+    }
+    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, decoding: false, states: &mut states }];
+    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans), routings: Vec::new() };
+    for layer in 0..manifest.layers.len() {
+        feed.inner.enter(layer);
+        bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
+    }
+    let mut logits = vec![0.0; prompt.len() * manifest.vocab];
+    let rows: Vec<usize> = (0..prompt.len()).collect();
+    let mut keep = |range: std::ops::Range<usize>, slice: &[f32]| {
+        for (row, part) in logits.chunks_exact_mut(manifest.vocab).zip(slice.chunks_exact(range.len())) {
+            row[range.clone()].copy_from_slice(part);
+        }
+    };
+    bench.model.head(&stream, &rows, &mut feed, &mut keep).expect("the head");
+    (logits, feed.routings)
+}
+
+/// Logits, routed sets and greedy continuations of one golden folder.
+fn hold_to_golden(folder: &Path) {
+    let golden = Golden::open(folder);
+    let prompts: Vec<Vec<u32>> = (0..golden.prompts()).map(|i| golden.ids(&format!("prompt.{i}"))).collect();
+    assert!(prompts.len() >= 4, "a golden has four prompts");
+    let greedy: Vec<Vec<u32>> = (0..prompts.len()).map(|i| golden.ids(&format!("greedy.{i}"))).collect();
+    let requests: Vec<_> = prompts.iter().enumerate().map(|(i, p)| request(i, p.clone(), greedy[i].len() as u32)).collect();
+    let bench = Bench::new(&folder.join("checkpoint"), &requests);
+    let routed: Vec<usize> = bench.model.manifest().blocks().map(|(layer, _)| layer).collect();
+    for (i, prompt) in prompts.iter().enumerate() {
+        let (logits, routings) = logits_of(&bench, prompt);
+        let expected = golden.floats(&format!("logits.{i}"));
+        let size = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let worst = logits.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= LOGITS_TOLERANCE * size, "{}: prompt {i}: {worst} of {size}", folder.display());
+        assert_eq!(routings.len(), routed.len());
+        for (routing, layer) in routings.iter().zip(&routed) {
+            let expected = golden.ids(&format!("experts.{i}.{layer}"));
+            for (ours, theirs) in routing.ids.chunks(routing.chosen).zip(expected.chunks(routing.chosen)) {
+                let sorted = |ids: &[u32]| {
+                    let mut ids = ids.to_vec();
+                    ids.sort_unstable();
+                    ids
+                };
+                assert_eq!(sorted(ours), sorted(theirs), "{}: prompt {i}, layer {layer}", folder.display());
+            }
+        }
+    }
+    let (events, _) = bench.run(Kernels::detect(), 2, Grouping::Input, 8, 64);
+    for (event, expected) in events.iter().zip(&greedy) {
+        let all = [&prompts[event.index as usize][..], &event.tokens].concat();
+        let (logits, _) = logits_of(&bench, &all);
+        hold_greedy(event, expected, &logits, bench.model.manifest().vocab);
+    }
+}
+
+/// The continuation is the golden's as long as its choices are clear.
+fn hold_greedy(event: &Event, expected: &[u32], logits: &[f32], vocab: usize) {
+    let prompt = logits.len() / vocab - event.tokens.len();
+    for (n, (ours, theirs)) in event.tokens.iter().zip(expected).enumerate() {
+        let row = &logits[(prompt + n - 1) * vocab..][..vocab];
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let second = row.iter().copied().filter(|&x| x < best).fold(f32::NEG_INFINITY, f32::max);
+        if best - second < CLEAR_MARGIN {
+            return;
+        }
+        assert_eq!(ours, theirs, "row {}, token {n}", event.index);
+    }
+    assert_eq!(event.tokens.len(), expected.len());
+}
+
+#[test]
+fn goldens_tiny() {
+    hold_to_golden(&fixture("goldens/tiny"));
+}
+
+#[test]
+fn goldens_odd() {
+    hold_to_golden(&fixture("goldens/odd"));
+}
+
+/// Tokens and the bits of all log-probabilities.
+fn bits(events: &[Event]) -> Vec<(Vec<u32>, Vec<u32>, Vec<u32>)> {
+    let raw = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    events.iter().map(|e| (e.tokens.clone(), raw(&e.logprobs), raw(&e.prompt_logprobs))).collect()
+}
+
+fn paths() -> impl Iterator<Item = Kernels> {
+    [KernelPath::Scalar, KernelPath::Avx2, KernelPath::Avx512].into_iter().filter_map(Kernels::with)
+}
+
+#[test]
+fn waves_chunks_threads_and_kernels_do_not_change_a_bit() {
+    for name in ["goldens/tiny", "goldens/odd"] {
+        let golden = Golden::open(&fixture(name));
+        let requests: Vec<_> = (0..4).map(|i| request(i, golden.ids(&format!("prompt.{i}")), 12)).collect();
+        let bench = Bench::new(&fixture(name).join("checkpoint"), &requests);
+        let expected = bits(&bench.run(Kernels::detect(), 1, Grouping::Input, 4, 1000).0);
+        for kernels in paths() {
+            for (threads, wave, chunk) in [(2, 4, 1000), (1, 1, 1000), (2, 4, 1), (2, 2, 3), (1, 3, 16)] {
+                let (events, _) = bench.run(kernels, threads, Grouping::Input, wave, chunk);
+                assert_eq!(bits(&events), expected, "{name} {} {threads} {wave} {chunk}", kernels.path().name());
+            }
+        }
+    }
+}
+
+#[test]
+fn generated_logprobs_equal_prompt_logprobs_bit_for_bit() {
+    for name in ["goldens/tiny/checkpoint", "goldens/odd/checkpoint", "demo-model"] {
+        let prompts: Vec<Vec<u32>> = vec![vec![5], (0..23).map(|i| i * 13 % 380).collect(), (0..70).map(|i| i * 7 % 384).collect()];
+        let mut requests: Vec<_> = prompts.iter().enumerate().map(|(i, p)| request(i, p.clone(), 20)).collect();
+        // One that draws: its log-probabilities are those before temperature.
+        requests[1].sampling.temperature = 1.3;
+        let (made, _) = Bench::new(&fixture(name), &requests).run(Kernels::detect(), 2, Grouping::Input, 3, 40);
+        let given = made.iter().enumerate().map(|(i, e)| request(i, [&prompts[i][..], &e.tokens].concat(), 0));
+        let (scored, _) = Bench::new(&fixture(name), &given.collect::<Vec<_>>()).run(Kernels::detect(), 2, Grouping::Input, 3, 7);
+        for (made, scored) in made.iter().zip(&scored) {
+            let joined = [&made.prompt_logprobs[..], &made.logprobs].concat();
+            assert_eq!(joined.len(), scored.prompt_logprobs.len());
+            let raw = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!(raw(&joined), raw(&scored.prompt_logprobs), "{name}, row {}", made.index);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #[test]
+    fn any_schedule_gives_the_same_bits(
+        seeds in prop::collection::vec((1usize..40, 0u32..9, any::<u32>(), any::<bool>()), 2..9),
+        wave in 1usize..9,
+        chunk in 1usize..70,
+        threads in 1usize..3,
+        kept in (0u64..400, 0u64..250),
+        grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
+    ) {
+        let requests: Vec<_> = seeds.iter().enumerate().map(|(i, &(len, max, seed, drawn))| {
+            let mut r = request(i, (0..len as u32).map(|p| seed.wrapping_mul(2 * p + 1) % 512).collect(), max);
+            r.sampling.temperature = if drawn { 0.9 } else { 0.0 };
+            r
+        }).collect();
+        let checkpoint = fixture("goldens/tiny/checkpoint");
+        let solo: Vec<Event> = requests.iter().map(|r| {
+            let alone = Request { index: 0, ..r.clone() };
+            let (mut events, _) = Bench::new(&checkpoint, &[alone]).run(Kernels::detect(), 1, Grouping::Input, 1, 1000);
+            events.remove(0)
+        }).collect();
+        let mut bench = Bench::new(&checkpoint, &requests);
+        bench.store.keep(Keep { panels: kept.0, blocks: kept.1 });
+        let (events, tally) = bench.run(Kernels::detect(), threads, grouping, wave, chunk);
+        prop_assert_eq!(bits(&events), bits(&solo));
+        prop_assert_eq!(tally.rows_done, requests.len() as u64);
+        prop_assert_eq!(tally.completion_tokens, events.iter().map(|e| e.tokens.len() as u64).sum::<u64>());
+    }
+}
+
+#[test]
+fn faulty_and_idle_rows_end_without_computing() {
+    let mut faulty = request(1, Vec::new(), 5);
+    faulty.fault = Some(Fault::new("empty_prompt", "no token"));
+    let mut idle = request(2, vec![1, 2, 3], 0);
+    idle.sampling.prompt_logprobs = false;
+    let bench = Bench::new(&fixture("goldens/tiny/checkpoint"), &[request(0, vec![7], 1), faulty, idle]);
+    let (events, tally) = bench.run(Kernels::detect(), 1, Grouping::Input, 2, 10);
+    assert_eq!(events.iter().map(|e| e.tokens.len()).collect::<Vec<_>>(), [1, 0, 0]);
+    assert!(matches!(&events[1].end, End::Failed(fault) if fault.code == "empty_prompt"));
+    assert_eq!(events[2].end, End::Length);
+    assert_eq!((tally.sweeps, tally.rows_failed, tally.rows_cut), (1, 1, 2));
+}

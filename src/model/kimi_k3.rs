@@ -1,0 +1,105 @@
+//! Kimi K3: delta attention and latent attention in turn, latent experts, attention over stored sums.
+//!
+//! A row of the stream holds the stored sums one after another and the running sum behind them. Storing the running sum
+//! therefore moves nothing: its place becomes the last stored sum's, and the next place becomes its own.
+
+mod config;
+mod tensors;
+
+use serde_json::Value;
+
+use super::manifest::Manifest;
+use super::nn::{self, Sums};
+use super::{Feed, Fold, Model, Stream};
+use crate::error::Result;
+use crate::kernels::{View, ViewMut};
+use crate::scratch::Buffer;
+use config::Config;
+use tensors::{Attention, LayerWeights, Mlp, Tail};
+
+/// `model_type` in config.json.
+pub const MODEL_TYPE: &str = "kimi_k3";
+
+/// The architecture, its widths taken from config.json.
+pub struct KimiK3 {
+    config: Config,
+    manifest: Manifest,
+    layers: Vec<LayerWeights>,
+    tail: Tail,
+}
+
+impl KimiK3 {
+    /// Reads config.json; the error lists every fault.
+    pub fn from_config(config: &Value) -> std::result::Result<Self, Vec<String>> {
+        let config = Config::read(config)?;
+        let (manifest, layers, tail) = tensors::list(&config);
+        Ok(KimiK3 { config, manifest, layers, tail })
+    }
+
+    fn mix_sums(&self, feed: &mut dyn Feed, sums: &Sums, sources: usize, x: &Stream) -> Result<Buffer> {
+        sums.forward(feed, sources, x, self.config.hidden, self.config.eps)
+    }
+}
+
+impl Model for KimiK3 {
+    fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    fn layer(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
+        let (c, w) = (&self.config, &self.layers[layer]);
+        let stored = c.stored_sums(layer);
+        let pushes = layer.is_multiple_of(c.residual_block);
+
+        let sources = if pushes { stored } else { stored + 1 }; // before this layer's push
+        let h = self.mix_sums(feed, &w.attention_sums, sources, x)?;
+        let h = nn::rms_norm(feed, w.input_norm, c.eps, &h)?;
+        let a = match &w.attention {
+            Attention::Kda(kda) => kda.forward(feed, &h, c.hidden)?,
+            Attention::Mla(mla) => mla.forward(feed, &h, c.hidden)?,
+        };
+        drop(h);
+        if pushes {
+            set_sum(x, stored, &a, c.hidden);
+        } else {
+            add_to_sum(feed, x, stored, &a, c.hidden);
+        }
+        drop(a);
+
+        let h = self.mix_sums(feed, &w.mlp_sums, stored + 1, x)?;
+        let h = nn::rms_norm(feed, w.post_norm, c.eps, &h)?;
+        let m = match &w.mlp {
+            Mlp::Dense(glu) => glu.forward(feed, &h, c.hidden)?,
+            Mlp::Moe(moe) => moe.forward(feed, &h, c.hidden)?,
+        };
+        add_to_sum(feed, x, stored, &m, c.hidden);
+        Ok(())
+    }
+
+    fn head(&self, x: &Stream, rows: &[usize], feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()> {
+        let c = &self.config;
+        let mut chosen = Stream { data: feed.scratch().take(rows.len() * x.width), width: x.width };
+        for (to, &from) in chosen.data.chunks_exact_mut(x.width).zip(rows) {
+            to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
+        }
+        let h = self.mix_sums(feed, &self.tail.sums, c.sums(), &chosen)?;
+        let h = nn::rms_norm(feed, self.tail.norm, c.eps, &h)?;
+        let head = self.manifest.weight(self.tail.head);
+        let panels: Vec<_> = (0..head.panels()).map(|p| head.panel(p)).collect();
+        nn::fold_head(feed, self.tail.head, &panels, &h, c.hidden, fold)
+    }
+}
+
+/// Sum `sum` of every row = a.
+fn set_sum(x: &mut Stream, sum: usize, a: &[f32], hidden: usize) {
+    let (rows, stride) = (x.rows(), x.width);
+    nn::copy_rows(rows, hidden, View { data: a, start: 0, stride: hidden }, ViewMut { data: &mut x.data, start: sum * hidden, stride });
+}
+
+/// Sum `sum` of every row += a.
+fn add_to_sum(feed: &dyn Feed, x: &mut Stream, sum: usize, a: &[f32], hidden: usize) {
+    let kernels = feed.kernels();
+    for (row, a) in x.data.chunks_exact_mut(x.width).zip(a.chunks_exact(hidden)) {
+        kernels.add(&mut row[sum * hidden..(sum + 1) * hidden], a);
+    }
+}

@@ -1,0 +1,175 @@
+//! config.json of Kimi K3 -> the numbers that the equations take.
+
+use serde_json::{Value, json};
+
+use crate::model::fields::Fields;
+use crate::model::nn::Situ;
+
+/// Every field that changes what is computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    pub hidden: usize,
+    pub layers: usize,
+    pub vocab: usize,
+    pub eps: f32,
+    pub kda: Kda,
+    pub mla: Mla,
+    pub moe: Moe,
+    /// Layers before this one have a dense block.
+    pub dense_layers: usize,
+    pub dense_inner: usize,
+    /// Every so many layers the running sum is stored and starts again.
+    pub residual_block: usize,
+    pub situ: Situ,
+    /// Zero-based.
+    pub mla_layers: Vec<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kda {
+    pub heads: usize,
+    pub width: usize,
+    pub taps: usize,
+    pub gate_lower_bound: f32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mla {
+    pub heads: usize,
+    pub query_rank: usize,
+    pub latent: usize,
+    pub key: usize,
+    pub shared_key: usize,
+    pub value: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moe {
+    pub experts: usize,
+    pub chosen: usize,
+    pub shared_inner: usize,
+    pub latent: usize,
+    pub inner: usize,
+    pub scaling: f32,
+    pub renormalize: bool,
+    pub latent_norm: bool,
+}
+
+impl Config {
+    /// Reads the released nesting; the error lists every fault.
+    pub fn read(config: &Value) -> Result<Config, Vec<String>> {
+        let mut text = Fields::of(config, "text_config", "text_config");
+        let layers = text.count("num_hidden_layers");
+        let nested = config.get("text_config").unwrap_or(&Value::Null);
+        let mut linear = Fields::of(nested, "linear_attn_config", "text_config.linear_attn_config");
+        let mla_layers = linear.layers("full_attn_layers", layers);
+        let mut all = [mla_layers.clone(), linear.layers("kda_layers", layers)].concat();
+        all.sort_unstable();
+        linear.require(all.iter().copied().eq(0..layers), || {
+            format!("`full_attn_layers` and `kda_layers` must name each layer from 1 to {layers} once")
+        });
+        let kda = Kda {
+            heads: linear.count("num_heads"),
+            width: linear.count("head_dim"),
+            taps: linear.count_from("short_conv_kernel_size", 2),
+            gate_lower_bound: linear.number("gate_lower_bound"),
+        };
+        let moe = read_moe(&mut text);
+        let mla = read_mla(&mut text);
+        only_supported(&mut text, mla.heads);
+        let read = Config {
+            hidden: text.count("hidden_size"),
+            layers,
+            vocab: text.count("vocab_size"),
+            eps: text.positive("rms_norm_eps"),
+            kda,
+            mla,
+            moe,
+            dense_layers: text.count_from("first_k_dense_replace", 0),
+            dense_inner: text.count("intermediate_size"),
+            residual_block: text.count("attn_res_block_size"),
+            situ: Situ { beta: text.positive("activation_situ_beta"), linear_beta: text.positive("activation_situ_linear_beta") },
+            mla_layers,
+        };
+        let faults = [text.finish(), linear.finish(), read_packing(nested)].concat();
+        if faults.is_empty() { Ok(read) } else { Err(faults) }
+    }
+
+    /// Whether `layer` (zero-based) attends by MLA; all others by KDA.
+    pub fn is_mla(&self, layer: usize) -> bool {
+        self.mla_layers.contains(&layer)
+    }
+
+    /// Stored sums once `layer` (zero-based) has begun, its own push included.
+    pub fn stored_sums(&self, layer: usize) -> usize {
+        layer / self.residual_block + 1
+    }
+
+    /// Sums that a row carries at most: the stored ones and the running one.
+    pub fn sums(&self) -> usize {
+        self.stored_sums(self.layers - 1) + 1
+    }
+}
+
+fn read_mla(text: &mut Fields<'_>) -> Mla {
+    Mla {
+        heads: text.count("num_attention_heads"),
+        query_rank: text.count("q_lora_rank"),
+        latent: text.count("kv_lora_rank"),
+        key: text.count("qk_nope_head_dim"),
+        shared_key: text.count("qk_rope_head_dim"),
+        value: text.count("v_head_dim"),
+    }
+}
+
+fn read_moe(text: &mut Fields<'_>) -> Moe {
+    let moe = Moe {
+        experts: text.count("num_experts"),
+        chosen: text.count("num_experts_per_token"),
+        shared_inner: text.count("num_shared_experts"),
+        latent: text.count("routed_expert_hidden_size"),
+        inner: text.count("moe_intermediate_size"),
+        scaling: text.number("routed_scaling_factor"),
+        renormalize: text.switch("moe_renormalize"),
+        latent_norm: text.switch("latent_moe_use_norm"),
+    };
+    text.require(moe.chosen <= moe.experts, || {
+        format!("`num_experts_per_token` is {}, but there are {} experts", moe.chosen, moe.experts)
+    });
+    for (name, width) in [("routed_expert_hidden_size", moe.latent), ("moe_intermediate_size", moe.inner)] {
+        text.require(width.is_multiple_of(32), || format!("`{name}` is {width}, must be a multiple of 32 (MXFP4 groups)"));
+    }
+    Moe { shared_inner: moe.shared_inner * moe.inner, ..moe }
+}
+
+/// Switches with one supported value.
+fn only_supported(text: &mut Fields<'_>, heads: usize) {
+    for (name, value) in [
+        ("model_type", json!("kimi_linear")),
+        ("tie_word_embeddings", json!(false)),
+        ("hidden_act", json!("situ")),
+        ("num_key_value_heads", json!(heads)),
+        ("mla_use_nope", json!(true)),
+        ("mla_use_output_gate", json!(true)),
+        ("moe_router_activation_func", json!("sigmoid")),
+        ("num_expert_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("moe_layer_freq", json!(1)),
+        ("num_nextn_predict_layers", json!(0)),
+    ] {
+        text.only(name, &value);
+    }
+}
+
+/// The experts' packing; its values are the format's definition.
+fn read_packing(text: &Value) -> Vec<String> {
+    let mut packing = Fields::of(text, "quantization_config", "text_config.quantization_config");
+    packing.only("quant_method", &json!("compressed-tensors"));
+    packing.only("format", &json!("mxfp4-pack-quantized"));
+    let group = text.pointer("/quantization_config/config_groups/group_0").unwrap_or(&Value::Null);
+    let mut weights = Fields::of(group, "weights", "text_config.quantization_config.config_groups.group_0.weights");
+    weights.only("num_bits", &json!(4));
+    weights.only("type", &json!("float"));
+    weights.only("group_size", &json!(32));
+    [packing.finish(), weights.finish()].concat()
+}

@@ -1,0 +1,144 @@
+//! What are the equations? One short file an architecture over shared pieces in `nn/`.
+//!
+//! A model sees rows and asks for weights. It never learns whose row is whose, where a weight or a state lies, or how
+//! many sequences are in flight: all of that stays behind [`Feed`]. So one set of equations serves a prompt, a step of
+//! decoding and any mix of both, and its bits cannot depend on them.
+
+pub mod fields;
+mod kimi_k3;
+pub mod manifest;
+pub mod nn;
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{Kernels, Matrix, View, ViewMut};
+use crate::scratch::{Buffer, Scratch};
+use manifest::{Manifest, StateId, WeightId};
+
+/// All that one layer hands to the next: f32 [rows, width].
+///
+/// A row begins with the token's embedding when it enters layer 0; what it holds later is the model's own affair.
+pub struct Stream {
+    /// [rows, width], row-major.
+    pub data: Buffer,
+    /// Floats a row; the manifest's `stream_width`.
+    pub width: usize,
+}
+
+impl Stream {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.data.len() / self.width
+    }
+}
+
+/// The experts that each row chose, best first, and their weights: both [rows, chosen].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routing {
+    /// Expert ids of the layer.
+    pub ids: Vec<u32>,
+    /// Weight of each expert's output in the row's sum.
+    pub weights: Vec<f32>,
+    /// Experts a row.
+    pub chosen: usize,
+}
+
+/// A span's state of one layer: all that the sequence has left behind before this span, lent while it is advanced.
+pub struct StateView<'a> {
+    /// Absolute position of the span's first row.
+    pub first: usize,
+    /// A fixed state: all of it. An appended one: rows 0 to the span's end, of which those of this span are to be written.
+    pub data: &'a mut [f32],
+}
+
+/// One routed expert of the layer at hand, for as long as it is lent.
+pub struct Block<'a> {
+    /// The block's matrices, in the manifest's order.
+    pub parts: &'a [Matrix<'a>],
+}
+
+/// Advances one span: its rows in the sweep, its part of `y` ([rows, width]), its state.
+pub type Mix<'a> = dyn Fn(Range<usize>, &mut [f32], StateView<'_>) + Sync + 'a;
+
+/// Computes one expert for its rows: block, z [rows, in], y [rows, out] (to be overwritten).
+pub type Expert<'a> = dyn Fn(&Block<'_>, &[f32], &mut [f32]) + Sync + 'a;
+
+/// All that a model may ask for.
+pub trait Feed {
+    /// The arithmetic of this machine.
+    fn kernels(&self) -> Kernels;
+
+    /// Where temporary rows come from.
+    fn scratch(&self) -> Scratch;
+
+    /// y[r][n] = dot(x[r], w[n]) for the output rows `outputs` of `w` (whole panels), each panel obtained once for all rows.
+    ///
+    /// # Errors
+    /// The weight cannot be read.
+    fn matmul(&mut self, w: WeightId, outputs: Range<usize>, x: View<'_>, y: ViewMut<'_>) -> Result<()>;
+
+    /// Lends the output rows `outputs` of `w` (one panel) to `f`.
+    ///
+    /// # Errors
+    /// The weight cannot be read.
+    fn panel(&mut self, w: WeightId, outputs: Range<usize>, f: &mut dyn FnMut(Matrix<'_>)) -> Result<()>;
+
+    /// A small weight, whole, as f32.
+    ///
+    /// # Errors
+    /// The weight cannot be read.
+    fn vector(&mut self, w: WeightId) -> Result<Buffer>;
+
+    /// Calls `f` once a span with the span's state; y is [rows, width] for some width.
+    ///
+    /// # Errors
+    /// A state cannot be had.
+    fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()>;
+
+    /// y[row] += weight * f(block, z[row]) for every chosen expert, in ascending id; z is [rows, in], y [rows, out].
+    ///
+    /// # Errors
+    /// A block cannot be read or holds what is no number.
+    fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()>;
+}
+
+/// Receives a slice of the vocabulary and its logits [rows, slice].
+pub type Fold<'a> = dyn FnMut(Range<usize>, &[f32]) + 'a;
+
+/// One architecture: its tensors, its layers, its head.
+pub trait Model: Send + Sync {
+    /// Every tensor and state, in order of use.
+    fn manifest(&self) -> &Manifest;
+
+    /// Takes all rows through one layer.
+    ///
+    /// # Errors
+    /// What `feed` reports.
+    fn layer(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
+
+    /// Logits of the rows `rows`, folded slice by slice over a fixed grid of the vocabulary ([`nn::VOCABULARY_GRID`]).
+    ///
+    /// # Errors
+    /// What `feed` reports.
+    fn head(&self, x: &Stream, rows: &[usize], feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()>;
+}
+
+/// The model that `folder`'s config.json describes.
+///
+/// # Errors
+/// Refused: no such file, not JSON, an unknown `model_type`, or fields that are missing or have values that this version
+/// does not compute; all of them are named at once.
+pub fn open(folder: &Path) -> Result<Box<dyn Model>> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(Kind::Refused, "read", &path, &e))?;
+    let config: serde_json::Value =
+        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| Error::refused(format!("{}: {e}", path.display())))?;
+    let refuse = |faults: Vec<String>| Error::refused(format!("{}: {}", path.display(), faults.join("; ")));
+    match config.get("model_type").and_then(|v| v.as_str()) {
+        Some(kimi_k3::MODEL_TYPE) => Ok(Box::new(kimi_k3::KimiK3::from_config(&config).map_err(refuse)?)),
+        Some(other) => Err(refuse(vec![format!("model_type `{other}` is not supported; supported: {}", kimi_k3::MODEL_TYPE)])),
+        None => Err(refuse(vec!["`model_type` is missing".into()])),
+    }
+}

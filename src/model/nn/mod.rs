@@ -1,0 +1,89 @@
+//! Pieces that architectures share. Each is a set of weight names with the equation that uses them.
+
+mod glu;
+mod kda;
+mod mla;
+mod moe;
+mod sums;
+
+pub use glu::{Glu, Situ};
+pub use kda::Kda;
+pub use mla::Mla;
+pub use moe::Moe;
+pub use sums::Sums;
+
+use std::ops::Range;
+
+use super::manifest::WeightId;
+use super::{Feed, Fold, Matrix};
+use crate::error::Result;
+use crate::kernels::{View, ViewMut};
+use crate::scratch::Buffer;
+
+/// Width of a slice of the vocabulary: log-sum-exp folds slices in order, so that its bits do not depend on panels.
+pub const VOCABULARY_GRID: usize = 1024;
+
+/// x w^T for all output rows of `w`: x [rows, cols] -> [rows, w.rows].
+///
+/// # Errors
+/// What `feed` reports.
+pub fn project(feed: &mut dyn Feed, w: WeightId, outputs: usize, x: &[f32], width: usize) -> Result<Buffer> {
+    project_part(feed, w, 0..outputs, x, width)
+}
+
+/// x w^T for the output rows `outputs` of `w` (whole panels): x [rows, width] -> [rows, outputs].
+///
+/// # Errors
+/// What `feed` reports.
+pub fn project_part(feed: &mut dyn Feed, w: WeightId, outputs: Range<usize>, x: &[f32], width: usize) -> Result<Buffer> {
+    let n = outputs.len();
+    let mut y = feed.scratch().take(x.len() / width * n);
+    feed.matmul(w, outputs, View { data: x, start: 0, stride: width }, ViewMut { data: &mut y, start: 0, stride: n })?;
+    Ok(y)
+}
+
+/// RMSNorm of contiguous rows: x * rsqrt(mean(x^2) + eps) * gain, after Zhang and Sennrich (2019).
+///
+/// # Errors
+/// What `feed` reports.
+pub fn rms_norm(feed: &mut dyn Feed, gain: WeightId, eps: f32, x: &[f32]) -> Result<Buffer> {
+    let gain = feed.vector(gain)?;
+    let mut y = feed.scratch().take(x.len());
+    feed.kernels().rms_norm(View { data: x, start: 0, stride: gain.len() }, &gain, eps, &mut y);
+    Ok(y)
+}
+
+/// Copies rows of `width` floats from one place to another.
+pub fn copy_rows(rows: usize, width: usize, from: View<'_>, to: ViewMut<'_>) {
+    for r in 0..rows {
+        let source = from.start + r * from.stride;
+        let target = to.start + r * to.stride;
+        to.data[target..target + width].copy_from_slice(&from.data[source..source + width]);
+    }
+}
+
+/// Logits of x [rows, hidden], folded over the vocabulary's grid.
+///
+/// # Errors
+/// What `feed` reports.
+pub fn fold_head(feed: &mut dyn Feed, head: WeightId, panels: &[Range<usize>], x: &[f32], hidden: usize, fold: &mut Fold<'_>) -> Result<()> {
+    let rows = x.len() / hidden;
+    let kernels = feed.kernels();
+    let mut logits = feed.scratch().take(rows * VOCABULARY_GRID);
+    for panel in panels {
+        feed.panel(head, panel.clone(), &mut |matrix: Matrix<'_>| {
+            for start in (0..panel.len()).step_by(VOCABULARY_GRID) {
+                let end = panel.len().min(start + VOCABULARY_GRID);
+                let slice = &mut logits[..rows * (end - start)];
+                kernels.matmul(
+                    rows,
+                    View { data: x, start: 0, stride: hidden },
+                    &matrix.slice(start..end),
+                    ViewMut { data: slice, start: 0, stride: end - start },
+                );
+                fold(panel.start + start..panel.start + end, slice);
+            }
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! The ledger's arithmetic: what must fit, what can shrink, and what is done with the rest.
+//!
+//! Order of claims (a token's bytes fall most by the first): one sequence and a few rows so that the job can run at all, then
+//! sequence state up to the widest useful wave, then rows, then trunk kept in memory, then experts kept in memory.
+
+use crate::memory::Ledger;
+use crate::request::RowFacts;
+use crate::units::show_bytes;
+
+/// Numbers of a model, in bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// Every panel in the manifest's order, embedding and head included.
+    pub panels: Vec<u64>,
+    /// Of these, what a sweep streams when nothing is kept: all but the embedding.
+    pub streamed_bytes: u64,
+    /// A layer with routed experts each: experts, experts a row, bytes of a block.
+    pub blocks: Vec<(u64, u64, u64)>,
+    /// A sequence's states, whatever its length.
+    pub sequence_bytes: u64,
+    /// A sequence's states, a token.
+    pub token_bytes: u64,
+    /// A row between layers.
+    pub stream_row_bytes: u64,
+    /// A row inside a layer, at most, experts included.
+    pub layer_row_bytes: u64,
+    /// A row at the head, at most.
+    pub head_row_bytes: u64,
+    /// One row of logits.
+    pub logits_bytes: u64,
+    /// The checkpoint's index.
+    pub index_bytes: u64,
+    /// The tokenizer.
+    pub tokenizer_bytes: u64,
+}
+
+/// What the job and the machine allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The ledger's ceiling.
+    pub budget_bytes: u64,
+    /// Most sequences that decode together.
+    pub wave: Option<usize>,
+    /// Most prompt rows in a sweep.
+    pub prefill_rows: Option<usize>,
+    /// Most bytes of weights kept.
+    pub resident_bytes: Option<u64>,
+    /// Blocks that are computed side by side.
+    pub blocks_in_flight: u64,
+    /// Rows of a Parquet part.
+    pub rows_per_part: u64,
+}
+
+/// The budget is too small.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The smallest budget that works.
+    pub smallest_bytes: u64,
+    /// The line that asks for most.
+    pub blame: &'static str,
+    /// All lines at their least.
+    pub ledger: Ledger,
+}
+
+/// How memory is shared out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allotment {
+    /// All lines; their sum is at most the budget.
+    pub ledger: Ledger,
+    /// Most sequences in flight.
+    pub wave: usize,
+    /// Most prompt rows in a sweep.
+    pub prefill_rows: usize,
+    /// Ceiling of all sequences' states.
+    pub state_bytes: u64,
+    /// Panels kept, in the manifest's order.
+    pub kept_panels: u64,
+    /// Blocks kept, layer by layer.
+    pub kept_blocks: u64,
+}
+
+/// The process itself: code, stacks, the allocator's slack, Parquet's dictionaries.
+const PROCESS_BYTES: u64 = 48 << 20;
+/// What a job may hold for each of its rows: facts, order, the journal's offset.
+const ROW_BYTES: u64 = 32;
+/// The widest wave by default: beyond it a sweep's overhead is spread thin enough.
+const WAVE_MAX: u64 = 4096;
+/// Prompt rows of a sweep by default: where all weights stay in memory more rows only cost cache.
+const PREFILL_ROWS_RESIDENT: u64 = 2048;
+/// Prompt rows of a sweep by default where weights stream.
+const PREFILL_ROWS_STREAMED: u64 = 16_384;
+/// A row of output under construction: ids, log-probabilities and text of a token, timings.
+const OUTPUT_TOKEN_BYTES: u64 = 64;
+/// Rows of output that are built at once.
+const OUTPUT_ROWS: u64 = 1024;
+/// Parts in a hundred that buffers of changing sizes leave unused.
+const SLACK_PERCENT: u64 = 10;
+
+/// The job's rows in a few numbers.
+struct Needs {
+    rows: u64,
+    runnable: u64,
+    prompt_tokens: u64,
+    longest: u64,
+    longest_answer: u64,
+    drawn: bool,
+    state_all: u64,
+}
+
+impl Needs {
+    fn of(rows: &[RowFacts], m: &ModelFacts) -> Self {
+        let running = || rows.iter().filter(|r| !r.is_idle());
+        let longest = running().map(RowFacts::positions_max).max().unwrap_or(0);
+        Needs {
+            rows: rows.len() as u64,
+            runnable: running().count() as u64,
+            prompt_tokens: running().map(|r| u64::from(r.prompt_tokens)).sum(),
+            longest,
+            longest_answer: running().map(|r| u64::from(r.max_tokens)).max().unwrap_or(0),
+            drawn: running().any(|r| r.drawn),
+            state_all: running().map(|r| m.sequence_bytes + r.positions_max() * m.token_bytes).sum(),
+        }
+    }
+}
+
+/// Shares memory out, or says what the least would be.
+///
+/// # Errors
+/// The least that the job can run in exceeds the budget.
+pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allotment, Box<Refusal>> {
+    let needs = Needs::of(rows, m);
+    let least = build(m, limits, &needs, 1, 1, state_of(m, needs.longest), (0, 0));
+    if least.ledger.total() > limits.budget_bytes {
+        let blame = least.ledger.lines.iter().max_by_key(|l| l.bytes).map_or("", |l| l.name);
+        return Err(Box::new(Refusal { smallest_bytes: least.ledger.total(), blame, ledger: least.ledger }));
+    }
+    let fits = |a: &Allotment| a.ledger.total() <= limits.budget_bytes;
+    let all = m.panels.iter().sum::<u64>() + m.blocks.iter().map(|(n, _, bytes)| n * bytes).sum::<u64>();
+    let resident = all <= limits.resident_bytes.unwrap_or(u64::MAX).min(limits.budget_bytes / 2);
+    let row_cap = if resident { PREFILL_ROWS_RESIDENT } else { PREFILL_ROWS_STREAMED };
+    let rows_max = limits.prefill_rows.map_or(row_cap, |n| n as u64).clamp(1, needs.prompt_tokens.max(1));
+    let wave_max = limits.wave.map_or(WAVE_MAX, |n| n as u64).clamp(1, needs.runnable.max(1));
+    let state = |wave: u64| (wave * state_of(m, needs.longest)).min(needs.state_all).max(state_of(m, needs.longest));
+    let with = |wave: u64, rows: u64, kept| build(m, limits, &needs, wave, rows, state(wave), kept);
+
+    let few_rows = rows_max.min(256);
+    let rows_first = largest(few_rows, |n| fits(&with(1, n, (0, 0))));
+    let wave = largest(wave_max, |n| fits(&with(n, rows_first, (0, 0))));
+    let rows = largest(rows_max, |n| fits(&with(wave, n.max(rows_first), (0, 0)))).max(rows_first);
+    let spare = limits.budget_bytes - with(wave, rows, (0, 0)).ledger.total();
+    Ok(with(wave, rows, kept(m, spare.min(limits.resident_bytes.unwrap_or(u64::MAX)))))
+}
+
+fn state_of(m: &ModelFacts, positions: u64) -> u64 {
+    m.sequence_bytes + positions * m.token_bytes
+}
+
+/// The largest n in 1..=max for which `fits` holds; 1 is known to fit.
+fn largest(max: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (1, max);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+/// Panels and then blocks that `spare` bytes hold.
+fn kept(m: &ModelFacts, mut spare: u64) -> (u64, u64) {
+    let mut panels = 0;
+    for &bytes in &m.panels {
+        if bytes > spare {
+            return (panels, 0);
+        }
+        spare -= bytes;
+        panels += 1;
+    }
+    let mut blocks = 0;
+    for &(count, _, bytes) in &m.blocks {
+        let n = count.min(spare / bytes.max(1));
+        spare -= n * bytes;
+        blocks += n;
+        if n < count {
+            break;
+        }
+    }
+    (panels, blocks)
+}
+
+/// Bytes of the first `count` blocks.
+fn block_bytes(m: &ModelFacts, mut count: u64) -> u64 {
+    let mut bytes = 0;
+    for &(n, _, size) in &m.blocks {
+        let here = n.min(count);
+        bytes += here * size;
+        count -= here;
+    }
+    bytes
+}
+
+fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows: u64, state_bytes: u64, kept: (u64, u64)) -> Allotment {
+    let mut ledger = Ledger::default();
+    let rows = prefill_rows + if needs.longest_answer > 1 { wave } else { 0 };
+    let panel = m.panels.iter().max().copied().unwrap_or(0);
+    let block = m.blocks.iter().map(|b| b.2).max().unwrap_or(0);
+    let a_row = m.stream_row_bytes + m.layer_row_bytes.max(m.head_row_bytes);
+    let drawn = if needs.drawn { m.logits_bytes * (wave + 1) } else { 0 };
+    let answer = OUTPUT_TOKEN_BYTES * (needs.longest_answer + needs.longest);
+    ledger.reserve("process", PROCESS_BYTES, "code, stacks, the allocator's slack");
+    ledger.reserve("index", m.index_bytes, "where every tensor lies");
+    ledger.reserve("tokenizer", m.tokenizer_bytes, "text to ids and back");
+    ledger.reserve("rows", needs.rows * ROW_BYTES, format!("{ROW_BYTES} bytes for each of {} rows", needs.rows));
+    ledger.reserve("output", answer * OUTPUT_ROWS.min(limits.rows_per_part).min(needs.rows), "answers of a row group under construction");
+    ledger.reserve("panels in flight", 2 * panel, format!("trunk streams in panels of at most {}", show_bytes(panel)));
+    ledger.reserve("blocks in flight", limits.blocks_in_flight * block, format!("experts of {} stream", show_bytes(block)));
+    ledger.reserve("sequence state", state_bytes, format!("up to {wave} sequences in flight, each up to {} tokens", needs.longest));
+    let activations = rows * a_row;
+    ledger.reserve("activations", activations + activations * SLACK_PERCENT / 100, format!("{rows} rows in a sweep"));
+    ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
+    let trunk: u64 = m.panels[..kept.0 as usize].iter().sum();
+    ledger.reserve("resident trunk", trunk, format!("{} of {} panels need no reading", kept.0, m.panels.len()));
+    let total_blocks: u64 = m.blocks.iter().map(|b| b.0).sum();
+    ledger.reserve("resident experts", block_bytes(m, kept.1), format!("{} of {total_blocks} experts need no reading", kept.1));
+    Allotment {
+        ledger,
+        wave: wave as usize,
+        prefill_rows: prefill_rows as usize,
+        state_bytes,
+        kept_panels: kept.0,
+        kept_blocks: kept.1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub fn facts() -> ModelFacts {
+        ModelFacts {
+            panels: vec![1 << 20; 40],
+            streamed_bytes: 39 << 20,
+            blocks: vec![(64, 4, 100_000); 8],
+            sequence_bytes: 400_000,
+            token_bytes: 1000,
+            stream_row_bytes: 4096,
+            layer_row_bytes: 20_000,
+            head_row_bytes: 10_000,
+            logits_bytes: 16_384,
+            index_bytes: 100_000,
+            tokenizer_bytes: 1_000_000,
+        }
+    }
+
+    fn limits(budget_bytes: u64) -> Limits {
+        Limits { budget_bytes, wave: None, prefill_rows: None, resident_bytes: None, blocks_in_flight: 4, rows_per_part: 10_000 }
+    }
+
+    fn row(prompt_tokens: u32, max_tokens: u32, drawn: bool) -> RowFacts {
+        RowFacts { prompt_tokens, max_tokens, faulty: false, drawn, prompt_logprobs: false }
+    }
+
+    #[test]
+    fn a_refusal_names_the_smallest_budget_and_that_budget_works() {
+        let rows = vec![row(100, 10, false); 20];
+        let refusal = allot(&rows, &facts(), &limits(1 << 20)).expect_err("one MiB is too little");
+        assert_eq!(refusal.blame, "process");
+        let smallest = allot(&rows, &facts(), &limits(refusal.smallest_bytes)).expect("the smallest budget works");
+        assert_eq!(smallest.ledger.total(), refusal.smallest_bytes);
+        assert!(allot(&rows, &facts(), &limits(refusal.smallest_bytes - 1)).is_err());
+    }
+
+    #[test]
+    fn a_large_budget_keeps_every_weight() {
+        let all = allot(&vec![row(100, 10, false); 20], &facts(), &limits(8 << 30)).expect("fits");
+        assert_eq!((all.kept_panels, all.kept_blocks, all.wave), (40, 512, 20));
+    }
+
+    proptest! {
+        #[test]
+        fn the_ledger_never_exceeds_the_budget(
+            budget in 60u64 << 20..2 << 30,
+            lengths in prop::collection::vec((1u32..3000, 0u32..300, any::<bool>()), 1..50),
+            wave in prop::option::of(1usize..100),
+            resident in prop::option::of(0u64..100 << 20),
+        ) {
+            let rows: Vec<_> = lengths.iter().map(|&(p, n, d)| row(p, n, d)).collect();
+            let limits = Limits { wave, resident_bytes: resident, ..limits(budget) };
+            match allot(&rows, &facts(), &limits) {
+                Ok(a) => {
+                    prop_assert!(a.ledger.total() <= budget);
+                    prop_assert!(a.wave >= 1 && a.prefill_rows >= 1 && a.wave <= wave.unwrap_or(usize::MAX));
+                    let kept = a.ledger.lines.iter().filter(|l| l.name.starts_with("resident")).map(|l| l.bytes).sum::<u64>();
+                    prop_assert!(kept <= resident.unwrap_or(u64::MAX));
+                    let longest = rows.iter().map(RowFacts::positions_max).max().unwrap_or(0);
+                    prop_assert!(a.state_bytes >= facts().sequence_bytes + longest * facts().token_bytes || rows.iter().all(RowFacts::is_idle));
+                }
+                Err(refusal) => prop_assert!(refusal.smallest_bytes > budget),
+            }
+        }
+    }
+}

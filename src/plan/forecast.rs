@@ -1,0 +1,76 @@
+//! What a job would cost: the schedule driven to its end with every answer as long as it may be.
+
+use serde::Serialize;
+
+use super::{ModelFacts, Outcome, Schedule};
+
+/// Counts and bytes of a job before it runs; an upper bound, since answers may end early.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Forecast {
+    /// Rows of the input.
+    pub rows: u64,
+    /// Rows that are reported as errors without being computed.
+    pub rows_faulty: u64,
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Most tokens of all answers.
+    pub completion_tokens_max: u64,
+    /// Passes through all layers.
+    pub sweeps: u64,
+    /// Bytes of trunk, embedding and head that are read.
+    pub bytes_trunk: u64,
+    /// Bytes of experts that are read, if rows chose them evenly.
+    pub bytes_experts: u64,
+}
+
+/// Drives a copy of `schedule`.
+pub fn forecast(mut schedule: Schedule, m: &ModelFacts) -> Forecast {
+    let mut f = Forecast { rows: schedule.rows().len() as u64, ..Forecast::default() };
+    for row in schedule.rows() {
+        f.rows_faulty += u64::from(row.faulty);
+        if !row.faulty {
+            f.prompt_tokens += u64::from(row.prompt_tokens);
+            f.completion_tokens_max += u64::from(row.max_tokens);
+        }
+    }
+    let (kept_panels, kept_blocks) = (schedule.allotment().kept_panels, schedule.allotment().kept_blocks);
+    let kept: u64 = m.panels[..kept_panels as usize].iter().sum();
+    let mut outcome = Outcome::default();
+    let mut experts = 0.0;
+    while let Some(sweep) = schedule.next(&outcome) {
+        f.sweeps += 1;
+        f.bytes_trunk += m.streamed_bytes.saturating_sub(kept);
+        experts += union_bytes(m, kept_blocks, sweep.rows() as f64);
+        let rows = schedule.rows();
+        let ended = sweep.spans.iter().filter(|s| u64::from(s.positions.end) >= rows[s.row as usize].positions_max());
+        outcome.ended = ended.map(|s| s.slot).collect();
+    }
+    if f.sweeps > 0 {
+        f.bytes_trunk += kept;
+        experts += kept_block_bytes(m, kept_blocks) as f64;
+    }
+    f.bytes_experts = experts as u64;
+    f
+}
+
+/// Expected bytes of the blocks that `rows` rows choose and that are not kept: count * (1 - (1 - chosen/count)^rows) a layer.
+fn union_bytes(m: &ModelFacts, mut kept: u64, rows: f64) -> f64 {
+    let mut bytes = 0.0;
+    for &(count, chosen, block) in &m.blocks {
+        let here = kept.min(count);
+        kept -= here;
+        let share = 1.0 - (1.0 - chosen as f64 / count as f64).powf(rows);
+        bytes += share * ((count - here) * block) as f64;
+    }
+    bytes
+}
+
+fn kept_block_bytes(m: &ModelFacts, mut kept: u64) -> u64 {
+    let mut bytes = 0;
+    for &(count, _, block) in &m.blocks {
+        let here = kept.min(count);
+        kept -= here;
+        bytes += here * block;
+    }
+    bytes
+}

@@ -1,0 +1,46 @@
+//! Who runs together, who comes next, in how much memory, and what will it cost?
+//!
+//! Numbers in, numbers out: the plan reads no file and no clock, so the same job plans the same, and a test or a replay drives it
+//! without a model. `execute/` asks for one [`Sweep`] after another and reports what became of it.
+
+mod budget;
+mod forecast;
+mod schedule;
+
+pub use budget::{Allotment, Limits, ModelFacts, Refusal, allot};
+pub use forecast::{Forecast, forecast};
+pub use schedule::{Grouping, Schedule};
+
+use std::ops::Range;
+
+/// Some consecutive positions of one sequence in a sweep: many of a prompt, one of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// The place in memory that the sequence holds; free when its span begins at position 0.
+    pub slot: usize,
+    /// The request.
+    pub row: u64,
+    /// Absolute positions.
+    pub positions: Range<u32>,
+}
+
+/// One pass of rows through all layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sweep {
+    /// Its spans, by ascending slot.
+    pub spans: Vec<Span>,
+}
+
+impl Sweep {
+    /// Rows of all spans.
+    pub fn rows(&self) -> usize {
+        self.spans.iter().map(|s| s.positions.len()).sum()
+    }
+}
+
+/// What became of a sweep.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Slots whose sequences have ended, ascending.
+    pub ended: Vec<usize>,
+}

@@ -1,0 +1,125 @@
+//! Where does a byte lie, and how does it come and go?
+//!
+//! A checkpoint is read in place, by positioned reads into owned buffers that are allocated once and reused: never through
+//! a mapping, since a fault stalls a core and a file cut short would kill the process. The index holds, for each weight and each
+//! block, the extents of its tensors; 500,000 tensors take 8 MB.
+
+mod bytes;
+mod checkpoint;
+pub(crate) mod header;
+mod index;
+
+pub use bytes::Bytes;
+pub use checkpoint::Checkpoint;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::model::manifest::WeightId;
+
+/// The unit in which weights come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Piece {
+    /// Some output rows of a weight.
+    Panel {
+        /// Which weight.
+        weight: WeightId,
+        /// Which panel of it.
+        panel: u32,
+    },
+    /// One routed expert of one layer.
+    Block {
+        /// Which layer.
+        layer: u32,
+        /// Which expert.
+        expert: u32,
+    },
+}
+
+/// A piece's bytes while in use.
+#[derive(Clone)]
+pub struct Lease {
+    bytes: Arc<Bytes>,
+    /// The piece's tensors in the manifest's order, as ranges of `bytes`.
+    parts: Arc<[Range<usize>]>,
+    /// Whether the piece was in memory already.
+    pub was_resident: bool,
+}
+
+impl Lease {
+    /// A lease of bytes that lie in memory; a fake store makes them.
+    pub fn of(bytes: Vec<u8>, parts: Vec<Range<usize>>) -> Self {
+        Lease { bytes: Arc::new(Bytes::of(bytes)), parts: parts.into(), was_resident: true }
+    }
+
+    /// The bytes of tensor `i` of the piece.
+    pub fn part(&self, i: usize) -> &[u8] {
+        &self.bytes[self.parts[i].clone()]
+    }
+}
+
+/// How a weight's elements are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// Little-endian f32.
+    F32,
+    /// Little-endian bf16.
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        }
+    }
+}
+
+/// What has been read so far, in bytes as the system returned them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Trunk, embedding and head.
+    pub trunk_bytes: u64,
+    /// Routed experts.
+    pub expert_bytes: u64,
+    /// Blocks that were read when asked for.
+    pub blocks_read: u64,
+    /// Blocks that were in memory when asked for.
+    pub blocks_resident: u64,
+}
+
+/// Which pieces stay in memory once read, as the plan decided.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// The first so many panels, in the manifest's order.
+    pub panels: u64,
+    /// The first so many blocks, layer by layer.
+    pub blocks: u64,
+}
+
+/// Gives weights by piece. A test's fake is a few lines.
+pub trait Store: Sync {
+    /// Waits for a piece.
+    ///
+    /// # Errors
+    /// Storage: file, tensor and cause.
+    fn take(&self, piece: Piece) -> Result<Lease>;
+
+    /// Copies one row of a weight, as stored, into `out`.
+    ///
+    /// # Errors
+    /// Storage: file, tensor and cause.
+    fn row(&self, weight: WeightId, row: usize, out: &mut [u8]) -> Result<()>;
+
+    /// How `weight` is stored.
+    fn element(&self, weight: WeightId) -> Element;
+
+    /// The name of a piece's tensor `i`, for messages.
+    fn name(&self, piece: Piece, i: usize) -> String;
+
+    /// What has been read so far.
+    fn counters(&self) -> Counters;
+}

@@ -1,0 +1,3 @@
+//! One binary of tests: the command as its users type it, and the order of the house.
+
+mod tidy;
