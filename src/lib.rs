@@ -2,6 +2,7 @@
 //!
 //! ARCHITECTURE.md walks through the rooms; each module opens with the question it answers.
 
+pub mod cli;
 pub mod error;
 pub mod event;
 pub mod job;
