@@ -1,8 +1,17 @@
 //! What did the person ask for? A TOML file and flags become one validated [`Job`], one section a room.
+//!
+//! A mistake that shows in the morning has cost a night, so nothing is guessed: an unknown key, a value out of range and a key whose feature
+//! is not built are errors that name the line, the key and what it takes. No file is touched here: the text comes in, paths go out.
 
-use std::path::PathBuf;
+mod build;
+mod settings;
 
+use std::path::{Path, PathBuf};
+
+use crate::error::Result;
 use crate::request::Sampling;
+
+pub use settings::Override;
 
 /// What was asked, validated; facts of the machine and open files are not in it.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +28,17 @@ pub struct Job {
     pub grouping: Grouping,
     /// Where answers go.
     pub output: OutputSection,
+}
+
+impl Job {
+    /// Reads `text`, the content of the job file that messages call `name`, and lays `overrides` over it in order. Paths of the file
+    /// start from the folder `base`, paths of overrides from the current one. Without a file `text` is empty.
+    ///
+    /// # Errors
+    /// Usage, naming the line or the flag, the key and what it takes.
+    pub fn parse(text: &str, name: &str, base: &Path, overrides: &[Override]) -> Result<Job> {
+        build::job(&settings::Settings::read(text, name, base, overrides)?)
+    }
 }
 
 /// `[input]`.
@@ -109,3 +129,6 @@ pub struct OutputSection {
     /// Rows in a Parquet part.
     pub rows_per_part: u64,
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,12 +2,15 @@
 //!
 //! ARCHITECTURE.md walks through the rooms; each module opens with the question it answers.
 
+pub mod cli;
+pub mod commands;
 pub mod error;
 pub mod event;
 pub mod execute;
 pub mod input;
 pub mod job;
 pub mod kernels;
+pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod output;
