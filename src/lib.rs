@@ -5,6 +5,7 @@
 pub mod error;
 pub mod event;
 pub mod job;
+pub mod kernels;
 pub mod memory;
 pub mod request;
 pub mod spool;
