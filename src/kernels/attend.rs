@@ -244,9 +244,9 @@ impl Task<'_> {
     fn finish<L: Lanes>(&self, r: usize, h: usize, state: &[Line]) {
         let factor = L::splat(1.0 / state[self.width].0[SUM]);
         let at = h * self.attention.value_width;
-        for c in 0..self.width {
+        for (c, line) in state.iter().enumerate().take(self.width) {
             let mut values = [0.0; LANES];
-            L::load(&state[c].0).mul(factor).store(&mut values);
+            L::load(&line.0).mul(factor).store(&mut values);
             let count = LANES.min(self.attention.value_width - c * LANES);
             // SAFETY: these rows and heads belong to this task alone, and rows do not overlap.
             unsafe { self.out.write(r, at + c * LANES, &values[..count]) };

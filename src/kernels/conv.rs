@@ -15,7 +15,7 @@ impl Kernels {
     /// # Panics
     /// When the lengths do not fit these shapes.
     pub fn short_conv_silu(&self, x: &[f32], weight: &[f32], tail: &mut [f32], y: &mut [f32]) {
-        let channels = weight.len().checked_sub(tail.len()).unwrap_or(0);
+        let channels = weight.len().saturating_sub(tail.len());
         assert!(channels > 0 && weight.len().is_multiple_of(channels), "short_conv_silu: weight [C, K] and tail [K - 1, C] disagree");
         assert!(x.len() == y.len() && x.len().is_multiple_of(channels), "short_conv_silu: x and y are not [T, C]");
         let taps = weight.len() / channels;

@@ -8,7 +8,7 @@
 use super::lanes::{ROUND, Real};
 
 /// ln 2 in two parts: the first has few bits, so that n times it is exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// exp of more is infinite, of less is 0; the clamps only keep the exponent in range.
@@ -38,7 +38,7 @@ pub(super) fn exp_of<V: Real>(x: V) -> V {
     let t = x.fma(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND));
     let n = t.sub(V::splat(ROUND));
     let r = n.fma(V::splat(-LN2_LOW), n.fma(V::splat(-LN2_HIGH), x));
-    let p = polynomial(r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.500_000_01]);
+    let p = polynomial(r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
     let p = p.fma(r.mul(r), r).add(V::splat(1.0));
     let (a, b) = t.powers();
     p.mul(a).mul(b)
@@ -57,7 +57,7 @@ pub(super) fn tanh_of<V: Real>(x: V) -> V {
     let (size, one, two) = (x.abs(), V::splat(1.0), V::splat(2.0));
     let large = one.sub(two.div(exp_of(size.add(size)).add(one)));
     let square = x.mul(x);
-    let p = polynomial(square, [-5.704_988_6e-3, 2.063_908_9e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328_2e-1]);
+    let p = polynomial(square, [-5.704_988_6e-3, 2.063_909e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328e-1]);
     let small = p.mul(square).fma(x, x);
     // A NaN is not above the bound, and the polynomial keeps it. The sign is put back last: -0 stays -0.
     size.above(V::splat(TANH_SMALL), large, small).with_sign_of(x)
@@ -108,7 +108,7 @@ pub fn ln(x: f32) -> f32 {
             -1.666_805_8e-1,
             2.000_071_5e-1,
             -2.499_999_4e-1,
-            3.333_333_1e-1,
+            3.333_333e-1,
         ],
     );
     let tail = (m * square).mul_add(p, n * LN2_LOW);
