@@ -1,0 +1,185 @@
+//! Sixteen lanes as one register: AVX-512 (F, BW, DQ, VL).
+#![allow(unsafe_code)] // Every instruction of the set is an unsafe call outside a function that enables it.
+
+use std::arch::x86_64::*;
+
+use super::lanes::{E2M1, LANES, Lanes, ROUND, Real};
+
+/// Sixteen lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(__m512);
+
+/// An instruction of the set.
+macro_rules! set {
+    ($call:expr) => {{
+        // SAFETY: `Kernels::run` alone names this type, in an arm that is reached only when the machine has the
+        // set; pointers come from arrays of exactly the size that is read or written, at any alignment.
+        unsafe { $call }
+    }};
+}
+
+/// The sixteen E2M1 values, in order of their codes.
+const VALUES: [f32; LANES] = {
+    let mut values = [0.0; LANES];
+    let mut code = 0;
+    while code < 8 {
+        values[code] = E2M1[code];
+        values[code + 8] = -E2M1[code];
+        code += 1;
+    }
+    values
+};
+
+/// 2^n for each integer n.
+#[inline(always)]
+fn power(n: __m512i) -> Avx512 {
+    set!(Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127))))))
+}
+
+impl Real for Avx512 {
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        set!(Avx512(_mm512_set1_ps(value)))
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        set!(Avx512(_mm512_add_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        set!(Avx512(_mm512_sub_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        set!(Avx512(_mm512_mul_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        set!(Avx512(_mm512_div_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn fma(self, factor: Self, addend: Self) -> Self {
+        set!(Avx512(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // The instruction gives its second operand when the first is not greater, as the definition does.
+        set!(Avx512(_mm512_max_ps(self.0, other.0)))
+    }
+    #[inline(always)]
+    fn above(self, bound: Self, yes: Self, no: Self) -> Self {
+        set!(Avx512(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, bound.0), no.0, yes.0)))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        set!(Avx512(_mm512_andnot_ps(_mm512_set1_ps(-0.0), self.0)))
+    }
+    #[inline(always)]
+    fn with_sign_of(self, other: Self) -> Self {
+        set!(Avx512(_mm512_or_ps(self.abs().0, _mm512_and_ps(_mm512_set1_ps(-0.0), other.0))))
+    }
+    #[inline(always)]
+    fn powers(self) -> (Self, Self) {
+        let n = set!(_mm512_sub_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(ROUND.to_bits() as i32)));
+        let half = set!(_mm512_srai_epi32::<1>(n));
+        (power(half), power(set!(_mm512_sub_epi32(n, half))))
+    }
+}
+
+/// The first step of the tree for two accumulators at once: eight lanes of each.
+#[inline(always)]
+fn eights(a: __m512, b: __m512) -> __m512 {
+    set!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b)))
+}
+
+/// The second step for two pairs: four lanes of each.
+#[inline(always)]
+fn fours(ab: __m512, cd: __m512) -> __m512 {
+    set!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)))
+}
+
+/// Four lanes of each of four accumulators.
+#[inline(always)]
+fn four_rows([a, b, c, d]: [Avx512; 4]) -> __m512 {
+    fours(eights(a.0, b.0), eights(c.0, d.0))
+}
+
+/// The third step: two lanes of each.
+#[inline(always)]
+fn twos(a: __m512, b: __m512) -> __m512 {
+    set!(_mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b)))
+}
+
+/// The last step: the sums.
+#[inline(always)]
+fn ones(a: __m512, b: __m512) -> __m512 {
+    set!(_mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
+}
+
+impl Lanes for Avx512 {
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        set!(Avx512(_mm512_loadu_ps(from.as_ptr())))
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        set!(_mm512_storeu_ps(to.as_mut_ptr(), self.0));
+    }
+    #[inline(always)]
+    fn load_f32(from: &[u8; 64]) -> Self {
+        set!(Avx512(_mm512_loadu_ps(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[u8; 32]) -> Self {
+        let words = set!(_mm256_loadu_si256(from.as_ptr().cast()));
+        set!(Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)))))
+    }
+    #[inline(always)]
+    fn load_e2m1(from: &[u8; 8]) -> Self {
+        let bytes = set!(_mm_cvtsi64_si128(i64::from_le_bytes(*from)));
+        // The table looks at the low four bits of an index, so the even codes need no mask.
+        let codes = set!(_mm_unpacklo_epi8(bytes, _mm_srli_epi16::<4>(bytes)));
+        set!(Avx512(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), _mm512_loadu_ps(VALUES.as_ptr()))))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        set!({
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        set!({
+            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+
+    /// Sixteen trees in the shuffles of four: each step halves the lanes and joins two registers.
+    #[inline(always)]
+    fn sums<const R: usize, const N: usize>(block: [[Self; N]; R]) -> [[f32; N]; R] {
+        const { assert!(R <= 4 && N <= 4) };
+        let mut square = [[Avx512::splat(0.0); 4]; 4]; // [output, row]
+        for r in 0..R {
+            for n in 0..N {
+                square[n][r] = block[r][n];
+            }
+        }
+        let left = twos(four_rows(square[0]), four_rows(square[1]));
+        let right = twos(four_rows(square[2]), four_rows(square[3]));
+        let mut sums = [0.0; LANES]; // [row, output]
+        Avx512(ones(left, right)).store(&mut sums);
+        let mut out = [[0.0; N]; R];
+        for r in 0..R {
+            out[r].copy_from_slice(&sums[4 * r..4 * r + N]);
+        }
+        out
+    }
+}

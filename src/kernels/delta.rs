@@ -1,0 +1,226 @@
+//! The gated delta rule: a head's state [key, value] decays, is corrected towards v along k, and is read along q.
+//!
+//! Token by token, the same recurrence for a chunk as for one token, so that any cut gives the same bits. A state of
+//! 128 x 128 is 64 KiB, more than the first cache, and every token passes over it twice. But value channels never meet:
+//! a strip of 64 of them (32 KiB) goes through all tokens before the next strip begins.
+#![allow(unsafe_code)] // Heads write their columns of shared rows in parallel.
+
+use rayon::prelude::*;
+
+use super::lanes::{LANES, Lanes};
+use super::view::{Target, View, ViewMut};
+use super::{Kernels, Operation, parallel};
+
+/// Inputs of [`Kernels::delta_rule`]. A row of q, k, v and decay is a token, head h at h * d; a row of beta is [heads].
+#[derive(Clone, Copy, Debug)]
+pub struct Delta<'a> {
+    /// What is asked of the state.
+    pub q: View<'a>,
+    /// Where the state is corrected.
+    pub k: View<'a>,
+    /// Towards what.
+    pub v: View<'a>,
+    /// Factor of each key channel.
+    pub decay: View<'a>,
+    /// How far.
+    pub beta: View<'a>,
+    /// Key channels of a head, and value channels.
+    pub d: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Rows.
+    pub tokens: usize,
+}
+
+impl Kernels {
+    /// state [heads, d (key), d (value)]; per token and head, i ascending in every sum, each a chain of fused multiply-adds from 0:
+    /// `S[i] *= decay[i]; w = beta * (v - sum k[i] S[i]); S[i] += k[i] w; out = sum q[i] S[i]`. An out row is a token, head h at h * d.
+    ///
+    /// # Panics
+    /// When a view or the state is shorter than its shape says.
+    pub fn delta_rule(&self, state: &mut [f32], delta: &Delta, out: ViewMut) {
+        let Delta { d, heads, tokens, .. } = *delta;
+        assert_eq!(state.len(), heads * d * d, "delta_rule: state is not [heads, d, d]");
+        if state.is_empty() || tokens == 0 {
+            return;
+        }
+        assert!(tokens == 1 || out.stride >= heads * d, "delta_rule: rows of out overlap");
+        let out = &out.target();
+        let task = |(head, state): (usize, &mut [f32])| self.run(Head { state, head, delta, out });
+        if parallel::worth(tokens * heads * d * d * 8) {
+            state.par_chunks_mut(d * d).with_max_len(1).enumerate().for_each(task);
+        } else {
+            state.chunks_mut(d * d).enumerate().for_each(task);
+        }
+    }
+}
+
+/// One head, all tokens.
+struct Head<'a> {
+    state: &'a mut [f32],
+    head: usize,
+    delta: &'a Delta<'a>,
+    out: &'a Target<'a>,
+}
+
+impl Operation for Head<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self) {
+        let d = self.delta.d;
+        let mut from = 0;
+        while from + 4 * LANES <= d {
+            self.strip::<L, 4>(from, 4 * LANES);
+            from += 4 * LANES;
+        }
+        while from < d {
+            let width = LANES.min(d - from);
+            self.strip::<L, 1>(from, width);
+            from += width;
+        }
+    }
+}
+
+impl<'a> Head<'a> {
+    /// Value channels `from..from + width`, W chunks of them, through all tokens.
+    #[inline(always)]
+    fn strip<L: Lanes, const W: usize>(&mut self, from: usize, width: usize) {
+        let (d, at) = (self.delta.d, self.head * self.delta.d);
+        for t in 0..self.delta.tokens {
+            let part = |view: View<'a>| &view.row(t, at + d)[at..];
+            let (q, k, decay) = (part(self.delta.q), part(self.delta.k), part(self.delta.decay));
+            let v = load::<L, W>(&part(self.delta.v)[from..from + width]);
+            let beta = L::splat(self.delta.beta.row(t, self.head + 1)[self.head]);
+
+            let mut seen = [L::splat(0.0); W];
+            for ((row, &k), &decay) in self.state.chunks_exact_mut(d).zip(k).zip(decay) {
+                let row = &mut row[from..from + width];
+                let mut s = load::<L, W>(row);
+                for c in 0..W {
+                    s[c] = s[c].mul(L::splat(decay));
+                    seen[c] = L::splat(k).fma(s[c], seen[c]);
+                }
+                store(s, row);
+            }
+            let mut change = [L::splat(0.0); W];
+            for c in 0..W {
+                change[c] = beta.mul(v[c].sub(seen[c]));
+            }
+            let mut answer = [L::splat(0.0); W];
+            for ((row, &k), &q) in self.state.chunks_exact_mut(d).zip(k).zip(q) {
+                let row = &mut row[from..from + width];
+                let mut s = load::<L, W>(row);
+                for c in 0..W {
+                    s[c] = L::splat(k).fma(change[c], s[c]);
+                    answer[c] = L::splat(q).fma(s[c], answer[c]);
+                }
+                store(s, row);
+            }
+            let mut values = [[0.0; LANES]; W];
+            for c in 0..W {
+                answer[c].store(&mut values[c]);
+            }
+            // SAFETY: this head's columns belong to this task alone, and rows do not overlap.
+            unsafe { self.out.write(t, at + from, &values.as_flattened()[..width]) };
+        }
+    }
+}
+
+/// W chunks; a ragged one alone.
+#[inline(always)]
+fn load<L: Lanes, const W: usize>(from: &[f32]) -> [L; W] {
+    let mut out = [L::splat(0.0); W];
+    match from.as_chunks::<LANES>().0.as_array::<W>() {
+        Some(chunks) => {
+            for c in 0..W {
+                out[c] = L::load(&chunks[c]);
+            }
+        }
+        None => out[0] = L::load_part(from, 0.0),
+    }
+    out
+}
+
+#[inline(always)]
+fn store<L: Lanes, const W: usize>(values: [L; W], to: &mut [f32]) {
+    match to.as_chunks_mut::<LANES>().0.as_mut_array::<W>() {
+        Some(chunks) => {
+            for c in 0..W {
+                values[c].store(&mut chunks[c]);
+            }
+        }
+        None => values[0].store_part(to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{all, noise, same};
+    use super::*;
+
+    /// Token `from..to` of a problem with `heads` of `d`.
+    struct Problem {
+        d: usize,
+        heads: usize,
+        inputs: [Vec<f32>; 4],
+        beta: Vec<f32>,
+    }
+
+    impl Problem {
+        fn new(d: usize, heads: usize, tokens: usize) -> Problem {
+            let mut inputs = [1, 2, 3, 4].map(|seed| noise(seed, tokens * heads * d));
+            inputs[3].iter_mut().for_each(|g| *g = 0.6 + 0.4 * g.abs());
+            Problem { d, heads, inputs, beta: noise(5, tokens * heads) }
+        }
+
+        fn run(&self, kernels: Kernels, state: &mut [f32], out: &mut [f32], from: usize, to: usize) {
+            let (d, heads) = (self.d, self.heads);
+            let view = |data| View { data, start: from * heads * d, stride: heads * d };
+            let [q, k, v, decay] = self.inputs.each_ref().map(|x| view(x));
+            let beta = View { data: &self.beta, start: from * heads, stride: heads };
+            let delta = Delta { q, k, v, decay, beta, d, heads, tokens: to - from };
+            kernels.delta_rule(state, &delta, ViewMut { data: out, start: from * heads * d, stride: heads * d });
+        }
+
+        /// The definition, in plain loops.
+        fn plainly(&self, state: &mut [f32], tokens: usize) -> Vec<f32> {
+            let (d, heads) = (self.d, self.heads);
+            let [q, k, v, decay] = &self.inputs;
+            let mut out = vec![0.0; tokens * heads * d];
+            for (t, h, c) in (0..tokens).flat_map(|t| (0..heads * d).map(move |c| (t, c / d, c % d))) {
+                let at = (t * heads + h) * d;
+                let s = |i: usize| (h * d + i) * d + c;
+                let mut seen = 0.0f32;
+                for i in 0..d {
+                    state[s(i)] *= decay[at + i];
+                    seen = k[at + i].mul_add(state[s(i)], seen);
+                }
+                let w = self.beta[t * heads + h] * (v[at + c] - seen);
+                for i in 0..d {
+                    state[s(i)] = k[at + i].mul_add(w, state[s(i)]);
+                    out[at + c] = q[at + i].mul_add(state[s(i)], out[at + c]);
+                }
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn matches_the_definition_and_any_cut_gives_the_same_bits() {
+        for (d, heads, tokens) in [(128, 2, 3), (16, 3, 5), (20, 2, 4), (7, 1, 4), (100, 1, 3)] {
+            let problem = Problem::new(d, heads, tokens);
+            let start = noise(9, heads * d * d);
+            let mut want_state = start.clone();
+            let want = problem.plainly(&mut want_state, tokens);
+            for kernels in all() {
+                for cut in 0..=tokens {
+                    let (mut state, mut out) = (start.clone(), vec![0.0; want.len()]);
+                    problem.run(kernels, &mut state, &mut out, 0, cut);
+                    problem.run(kernels, &mut state, &mut out, cut, tokens);
+                    assert!(same(&out, &want) && same(&state, &want_state), "d {d}, cut {cut}, {:?}", kernels.path());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Rows of activations inside a wider buffer, to read and to write.
+//!
+//! Tasks of one product write different columns of the same rows, which no split of a slice can express. [`Target`]
+//! is the one place that writes through a shared pointer; it checks every write against the buffer's end.
+#![allow(unsafe_code)] // Disjoint columns are written from several threads.
+
+use std::marker::PhantomData;
+
+/// Rows to read: row r begins at `data[start + r * stride]`.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The buffer.
+    pub data: &'a [f32],
+    /// Where row 0 begins.
+    pub start: usize,
+    /// From one row's beginning to the next one's.
+    pub stride: usize,
+}
+
+/// Rows to write: row r begins at `data[start + r * stride]`.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    /// The buffer.
+    pub data: &'a mut [f32],
+    /// Where row 0 begins.
+    pub start: usize,
+    /// From one row's beginning to the next one's.
+    pub stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// Rows that lie back to back: `data` is [rows, width].
+    pub fn rows(data: &'a [f32], width: usize) -> View<'a> {
+        View { data, start: 0, stride: width }
+    }
+
+    /// Row r.
+    ///
+    /// # Panics
+    /// When the buffer ends before the row does.
+    #[inline(always)]
+    pub fn row(&self, r: usize, width: usize) -> &'a [f32] {
+        &self.data[self.start + r * self.stride..][..width]
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// Rows that lie back to back: `data` is [rows, width].
+    pub fn rows(data: &'a mut [f32], width: usize) -> ViewMut<'a> {
+        ViewMut { data, start: 0, stride: width }
+    }
+
+    /// The rows as a target of parallel writes.
+    pub(super) fn target(self) -> Target<'a> {
+        let ViewMut { data, start, stride } = self;
+        Target { data: data.as_mut_ptr(), len: data.len(), start, stride, lent: PhantomData }
+    }
+}
+
+/// A buffer whose rows several threads write, each its own columns.
+pub(super) struct Target<'a> {
+    data: *mut f32,
+    len: usize,
+    start: usize,
+    stride: usize,
+    lent: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer is an exclusively borrowed buffer of plain numbers, and `write` alone uses it, whose callers promise
+// that no two threads write the same place.
+unsafe impl Send for Target<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Target<'_> {}
+
+impl Target<'_> {
+    /// Writes `values` to row r from column `from` on.
+    ///
+    /// # Panics
+    /// When the buffer ends before the values do.
+    ///
+    /// # Safety
+    /// No other thread writes these places at the same time.
+    #[inline(always)]
+    pub(super) unsafe fn write(&self, r: usize, from: usize, values: &[f32]) {
+        let at = self.start + r * self.stride + from;
+        assert!(at <= self.len && values.len() <= self.len - at, "a kernel's output ends past its buffer");
+        // SAFETY: the range lies in the buffer, which is borrowed as long as self; nobody else writes it now, and
+        // nobody reads it before the kernel returns.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.data.add(at), values.len()) };
+    }
+}
