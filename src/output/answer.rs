@@ -74,12 +74,14 @@ impl Answer {
         }
     }
 
-    /// About how much memory the row takes as columns, in bytes.
+    /// About how much memory the row takes as columns, in bytes, those of its timings included.
     pub(super) fn bytes(&self) -> usize {
-        const FIXED_BYTES: usize = 256;
+        const FIXED_BYTES: usize = 512;
+        // An id and a log-probability; time, bytes and rows.
+        const TOKEN_BYTES: usize = 4 + 4 + 8 + 8 + 4;
         let texts = [&self.text, &self.reasoning, &self.stop_reason].into_iter().flatten().map(String::len).sum::<usize>();
         let fault = self.fault.as_ref().map_or(0, |fault| fault.code.len() + fault.message.len());
-        let numbers = self.completion_tokens * 8 + self.prompt_logprobs.as_ref().map_or(0, |list| list.len() * 4);
+        let numbers = self.completion_tokens * TOKEN_BYTES + self.prompt_logprobs.as_ref().map_or(0, |list| list.len() * 4);
         FIXED_BYTES + self.custom_id.len() + texts + fault + numbers
     }
 }

@@ -167,3 +167,60 @@ fn unfilled(name: &str, rows: usize) -> ArrayRef {
 fn count(n: usize) -> i32 {
     i32::try_from(n).expect("sequences and vocabularies are shorter than 2^31")
 }
+
+/// The Parquet schema of `fields`, a line each, as a reader sees it.
+#[cfg(test)]
+pub(super) fn parquet_lines(fields: Vec<Field>) -> Vec<String> {
+    let schema = arrow::datatypes::Schema::new(fields);
+    let converted = parquet::arrow::ArrowSchemaConverter::new().convert(&schema).expect("types that Parquet has");
+    let mut text = Vec::new();
+    parquet::schema::printer::print_schema(&mut text, converted.root_schema());
+    let text = String::from_utf8(text).expect("text");
+    text.lines().map(str::trim).filter(|line| !line.starts_with("message") && *line != "}").map(String::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parquet_types_are_the_promised_ones() {
+        // Who reads two jobs at once breaks when a line here changes.
+        let expected = [
+            "REQUIRED BYTE_ARRAY custom_id (STRING);",
+            "REQUIRED INT64 row_index;",
+            "REQUIRED BYTE_ARRAY status (STRING);",
+            "OPTIONAL BYTE_ARRAY text (STRING);",
+            "OPTIONAL BYTE_ARRAY reasoning (STRING);",
+            "OPTIONAL BYTE_ARRAY label (STRING);",
+            "OPTIONAL group label_scores (LIST) {",
+            "REPEATED group list {",
+            "REQUIRED group element {",
+            "REQUIRED BYTE_ARRAY label (STRING);",
+            "REQUIRED FLOAT logprob;",
+            "OPTIONAL BYTE_ARRAY parsed (STRING);",
+            "OPTIONAL BYTE_ARRAY finish_reason (STRING);",
+            "OPTIONAL BYTE_ARRAY stop_reason (STRING);",
+            "OPTIONAL BYTE_ARRAY error_code (STRING);",
+            "OPTIONAL BYTE_ARRAY error_message (STRING);",
+            "REQUIRED INT32 prompt_tokens;",
+            "REQUIRED INT32 completion_tokens;",
+            "REQUIRED INT32 total_tokens;",
+            "REQUIRED INT32 truncated_tokens;",
+            "OPTIONAL group token_ids (LIST) {",
+            "REPEATED group list {",
+            "REQUIRED INT32 element;",
+            "OPTIONAL group logprobs (LIST) {",
+            "REPEATED group list {",
+            "REQUIRED FLOAT element;",
+            "OPTIONAL group prompt_logprobs (LIST) {",
+            "REPEATED group list {",
+            "OPTIONAL FLOAT element;",
+            "REQUIRED INT64 seed;",
+            "OPTIONAL BYTE_ARRAY prompt_sha256 (STRING);",
+            "REQUIRED BYTE_ARRAY model (STRING);",
+            "REQUIRED BYTE_ARRAY system_fingerprint (STRING);",
+        ];
+        assert_eq!(parquet_lines(data_fields()), expected);
+    }
+}

@@ -30,6 +30,8 @@ impl JobFolder {
         if path.as_os_str().is_empty() {
             return Err(Error::usage("output.path is empty: name a folder for the answers"));
         }
+        // `out/` and `out/.` name a folder that does not exist yet, too.
+        let path = &path.components().collect::<PathBuf>();
         let made_root = !path.exists();
         let refused = |what: &str, path: &Path, e: &std::io::Error| {
             let advice = "choose an output.path where a folder can be made";
@@ -149,4 +151,93 @@ pub(super) fn commit(partial: &Path, finished: &Path, durable: bool) -> Result<(
         sync_folder(finished.parent().expect("a file of a job lies in its folder")).map_err(fault)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outer() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a folder")
+    }
+
+    #[test]
+    fn a_path_and_its_slash_are_one_folder() {
+        let outer = outer();
+        let made = |path: &str| JobFolder::create(Path::new(path)).map(|folder| folder.root().to_path_buf());
+        let plain = outer.path().join("out").display().to_string();
+        let expected = outer.path().canonicalize().expect("it exists").join("out");
+        for path in [plain.clone(), format!("{plain}/"), format!("{plain}/.")] {
+            assert_eq!(made(&path).expect("made"), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_folder_in_use_is_left_alone() {
+        let outer = outer();
+        fs::write(outer.path().join("mine.txt"), "x").expect("written");
+        let error = JobFolder::create(outer.path()).expect_err("in use");
+        assert_eq!(error.kind, Kind::OtherJob);
+        assert!(error.message.contains("mine.txt") && error.message.contains("another output.path"), "{error}");
+        assert_eq!(fs::read_dir(outer.path()).expect("read").count(), 1);
+    }
+
+    #[test]
+    fn a_second_job_finds_the_first() {
+        let outer = outer();
+        let first = JobFolder::create(outer.path()).expect("made");
+        assert_eq!(JobFolder::create(outer.path()).expect_err("in use").kind, Kind::OtherJob);
+        assert!(first.state().is_dir(), "the second took nothing away");
+    }
+
+    #[test]
+    fn a_fresh_mount_is_empty() {
+        let outer = outer();
+        fs::create_dir(outer.path().join("lost+found")).expect("made");
+        let folder = JobFolder::create(outer.path()).expect("as good as empty");
+        drop(folder);
+        let left: Vec<_> = fs::read_dir(outer.path()).expect("read").map(|entry| entry.expect("an entry").file_name()).collect();
+        assert_eq!(left, ["lost+found"]);
+    }
+
+    #[test]
+    fn what_cannot_be_a_folder_is_refused() {
+        let outer = outer();
+        let file = outer.path().join("file");
+        fs::write(&file, "x").expect("written");
+        for path in [file.clone(), file.join("out")] {
+            let error = JobFolder::create(&path).expect_err("no folder");
+            assert_eq!(error.kind, Kind::Refused, "{error}");
+            assert!(error.message.contains(&path.display().to_string()), "{error}");
+        }
+        assert_eq!(JobFolder::create(Path::new("")).expect_err("no path").kind, Kind::Usage);
+        // Where even the superuser may not make a folder.
+        let error = JobFolder::create(Path::new("/proc/out")).expect_err("no folder there");
+        assert_eq!(error.kind, Kind::Refused, "{error}");
+    }
+
+    #[test]
+    fn a_refused_job_leaves_nothing_in_the_way() {
+        let outer = outer();
+        let path = outer.path().join("deep/out");
+        let folder = JobFolder::create(&path).expect("made");
+        fs::write(folder.state().join("requests.spool"), "half").expect("written");
+        drop(folder);
+        assert!(!path.exists());
+        let again = JobFolder::create(&path).expect("nothing in the way");
+        again.keep();
+        drop(again);
+        assert!(path.join("data").is_dir(), "a job that began keeps its folder");
+    }
+
+    #[test]
+    fn a_small_file_is_old_or_new() {
+        let outer = outer();
+        write_atomically(outer.path(), "a.json", b"one", true).expect("written");
+        write_atomically(outer.path(), "a.json", b"two", false).expect("written");
+        assert_eq!(fs::read(outer.path().join("a.json")).expect("read"), b"two");
+        assert_eq!(fs::read_dir(outer.path()).expect("read").count(), 1);
+        fs::create_dir(outer.path().join("b.json")).expect("in the way");
+        assert_eq!(write_atomically(outer.path(), "b.json", b"x", true).expect_err("in the way").kind, Kind::Storage);
+    }
 }

@@ -197,3 +197,114 @@ fn take_text(bytes: &mut &[u8]) -> Option<String> {
 
 const _: () = assert!(HEADER_BYTES == (MAGIC.len() + 8) as u64);
 const _: () = assert!(HEADER_BYTES > 0, "offset 0 stands for a row that has not ended");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> Vec<(Event, Stamp)> {
+        let ends = [
+            End::Model,
+            End::StopToken(163_586),
+            End::StopString("ab\n\u{2028}é".into()),
+            End::Length,
+            End::Failed(Fault::new("prompt_too_long", "a message")),
+        ];
+        let row = |(i, end): (usize, End)| {
+            let event = Event {
+                index: i as u64,
+                tokens: (0..i as u32 * 3).map(|t| u32::MAX - t).collect(),
+                logprobs: (0..i * 3).map(|t| f32::from_bits(0x8000_0001 + t as u32)).collect(),
+                prompt_logprobs: vec![f32::NEG_INFINITY, -0.0],
+                end,
+            };
+            let stamp =
+                Stamp { started_us: i64::MAX, group_id: -1, token_us: vec![i as i64; i], token_rows: vec![i32::MIN], ..Stamp::default() };
+            (event, stamp)
+        };
+        ends.into_iter().enumerate().map(row).collect()
+    }
+
+    fn written(path: &Path) -> (Journal, Vec<u64>) {
+        let mut journal = Journal::create(path).expect("a journal");
+        let offsets = rows().iter().map(|(event, stamp)| journal.push(event, stamp).expect("written")).collect();
+        journal.flush().expect("flushed");
+        (journal, offsets)
+    }
+
+    #[test]
+    fn rows_come_back_bit_for_bit() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (journal, offsets) = written(&folder.path().join("journal"));
+        assert!(!offsets.contains(&0), "offset 0 stands for no row");
+        for (offset, row) in offsets.iter().zip(rows()).rev() {
+            let read = journal.read(*offset).expect("read");
+            assert_eq!(read, row);
+            assert!(read.0.prompt_logprobs[1].is_sign_negative());
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_found_wherever_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        let (journal, offsets) = written(&path);
+        let whole = std::fs::read(&path).expect("bytes");
+        for at in offsets[2]..offsets[3] {
+            for bit in [0, 7] {
+                let mut bytes = whole.clone();
+                bytes[at as usize] ^= 1 << bit;
+                std::fs::write(&path, bytes).expect("damaged");
+                let error = journal.read(offsets[2]).expect_err("found");
+                assert_eq!(error.kind, Kind::Storage);
+                assert!(error.message.contains("journal is damaged at byte"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_cut_short_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        let (journal, offsets) = written(&path);
+        let file = OpenOptions::new().write(true).open(&path).expect("opened");
+        for length in (offsets[4]..journal.end).rev() {
+            file.set_len(length).expect("cut");
+            assert_eq!(journal.read(offsets[4]).expect_err("found").kind, Kind::Storage);
+            assert!(journal.read(offsets[3]).is_ok(), "the record before is whole");
+        }
+    }
+
+    #[test]
+    fn a_payload_of_another_form_is_no_row() {
+        let (event, stamp) = &rows()[2];
+        let mut payload = Vec::new();
+        encode(&mut payload, event, stamp);
+        assert!(decode(&payload).is_some());
+        for length in 0..payload.len() {
+            assert!(decode(&payload[..length]).is_none(), "{length} bytes");
+        }
+        payload.push(0);
+        assert!(decode(&payload).is_none(), "a byte too many");
+    }
+
+    #[test]
+    fn a_full_disk_is_a_fault_of_storage() {
+        let path = PathBuf::from("/dev/full");
+        let file = OpenOptions::new().write(true).open(&path).expect("Linux has it");
+        let mut journal = Journal { path, writer: BufWriter::new(file), end: HEADER_BYTES };
+        let (event, stamp) = &rows()[0];
+        journal.push(event, stamp).expect("buffered");
+        let error = journal.flush().expect_err("no space");
+        assert_eq!(error.kind, Kind::Storage);
+        assert!(error.message.contains("/dev/full"), "{error}");
+    }
+
+    #[test]
+    fn another_journal_is_never_overwritten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        drop(written(&path));
+        assert!(Journal::create(&path).is_err());
+    }
+}

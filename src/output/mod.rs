@@ -17,6 +17,9 @@ mod sink;
 mod summary;
 mod timings;
 
+#[cfg(test)]
+mod tests;
+
 pub use columns::data_fields;
 pub use folder::JobFolder;
 pub(crate) use folder::write_atomically;

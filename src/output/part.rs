@@ -16,12 +16,13 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::arrow::arrow_writer::{ArrowWriter, ArrowWriterOptions};
 use parquet::basic::Compression;
 use parquet::errors::ParquetError;
-use parquet::file::properties::{WriterProperties, WriterVersion};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 
 use super::folder::commit;
 use crate::error::{Error, Kind, Result};
 
 const CREATED_BY: &str = "nightshift";
+const SCHEMA_ROOT: &str = "schema";
 
 /// A Parquet file that has no name yet.
 pub(super) struct PartWriter {
@@ -47,11 +48,15 @@ impl PartWriter {
             .set_writer_version(WriterVersion::PARQUET_1_0)
             // Every reader has it, and its bytes do not change with a C library's version.
             .set_compression(Compression::SNAPPY)
+            // Pages have no index: it grows with the part and lies in memory until the end.
+            .set_statistics_enabled(EnabledStatistics::Chunk)
+            .set_offset_index_disabled(true)
             // A row group is what one call of `write` brings.
             .set_max_row_group_row_count(None)
             .build();
         // Readers take the types from the Parquet schema, never from a note for Arrow alone.
-        let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+        let options =
+            ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true).with_schema_root(SCHEMA_ROOT.into());
         let writer = ArrowWriter::try_new_with_options(file, Arc::clone(&schema), options).map_err(|e| fault("write", &path, &e))?;
         Ok(PartWriter { path, schema, writer, rows: 0 })
     }
@@ -131,4 +136,60 @@ impl PartialEq for IdDigest {
 
 fn fault(what: &str, path: &Path, error: &ParquetError) -> Error {
     Error::storage(format!("cannot {what} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Int64Array, StringArray};
+    use arrow::datatypes::DataType;
+
+    use super::*;
+
+    fn written(path: &Path, ids: &[&str]) -> Unchecked {
+        let fields = vec![Field::new("custom_id", DataType::Utf8, false), Field::new("row_index", DataType::Int64, false)];
+        let mut part = PartWriter::create(path.to_path_buf(), fields).expect("started");
+        let indexes = Int64Array::from_iter_values(0..ids.len() as i64);
+        part.write(vec![Arc::new(StringArray::from(ids.to_vec())), Arc::new(indexes)]).expect("written");
+        part.close().expect("closed")
+    }
+
+    fn digest(ids: &[&str]) -> IdDigest {
+        let mut digest = IdDigest::default();
+        for (index, id) in ids.iter().enumerate() {
+            digest.push(index as u64, id);
+        }
+        digest
+    }
+
+    #[test]
+    fn a_part_with_the_right_rows_gets_its_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (partial, finished) = (folder.path().join("a.partial"), folder.path().join("a.parquet"));
+        written(&partial, &["a", "bc"]).commit_checked(&finished, &digest(&["a", "bc"])).expect("committed");
+        assert!(finished.exists() && !partial.exists());
+    }
+
+    #[test]
+    fn other_ids_get_no_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (partial, finished) = (folder.path().join("a.partial"), folder.path().join("a.parquet"));
+        for wrong in [["bc", "a"], ["ab", "c"], ["a", "bd"]] {
+            let error = written(&partial, &["a", "bc"]).commit_checked(&finished, &digest(&wrong)).expect_err("other rows");
+            assert_eq!(error.kind, Kind::Storage);
+            assert!(!finished.exists());
+        }
+    }
+
+    #[test]
+    fn a_file_that_changed_on_disk_gets_no_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (partial, finished) = (folder.path().join("a.partial"), folder.path().join("a.parquet"));
+        let lost_rows = written(&partial, &["a", "bc"]);
+        written(&partial, &["a"]);
+        assert!(lost_rows.commit(&finished).expect_err("a row is lost").message.contains("1 rows of the 2"));
+        let cut = written(&partial, &["a", "bc"]);
+        std::fs::write(&partial, b"PAR1").expect("cut");
+        assert_eq!(cut.commit(&finished).expect_err("no Parquet").kind, Kind::Storage);
+        assert!(!finished.exists());
+    }
 }

@@ -80,3 +80,22 @@ impl Summary {
         write_atomically(&folder.state(), "summary.json", &text, true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_meaning_is_left_out() {
+        let outer = tempfile::tempdir().expect("a folder");
+        let folder = JobFolder::create(outer.path()).expect("made");
+        let summary = Summary { rows_total: 3, blocks: Some(Blocks { resident: 1, on_demand: 2 }), ..Summary::default() };
+        summary.write(&folder).expect("written");
+        let text = std::fs::read(folder.state().join("summary.json")).expect("a file");
+        let value: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        assert_eq!(value["rows_total"], 3);
+        assert_eq!(value["blocks"]["on_demand"], 2);
+        assert_eq!(value.get("rows_per_load"), None);
+        assert_eq!(value["memory_budget"], 0);
+    }
+}

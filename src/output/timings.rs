@@ -129,3 +129,41 @@ impl TimingColumns {
         columns
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::columns::parquet_lines;
+    use super::*;
+
+    #[test]
+    fn parquet_types_are_the_promised_ones() {
+        let expected = [
+            "REQUIRED BYTE_ARRAY custom_id (STRING);",
+            "REQUIRED BYTE_ARRAY run_id (STRING);",
+            "REQUIRED INT32 attempt;",
+            "OPTIONAL INT64 group_id;",
+            "OPTIONAL INT64 started_at (TIMESTAMP(MICROS,true));",
+            "OPTIONAL INT64 first_token_at (TIMESTAMP(MICROS,true));",
+            "OPTIONAL INT64 finished_at (TIMESTAMP(MICROS,true));",
+            "OPTIONAL DOUBLE queue_ms;",
+            "OPTIONAL DOUBLE prefill_ms;",
+            "OPTIONAL DOUBLE decode_ms;",
+            "OPTIONAL DOUBLE ttft_ms;",
+            "OPTIONAL DOUBLE tokens_per_second;",
+            "REQUIRED INT64 bytes_read;",
+            "REQUIRED INT64 expert_hits;",
+            "REQUIRED INT64 expert_misses;",
+            "REQUIRED INT32 resumed_from_token;",
+            "REQUIRED group token_us (LIST) {",
+            "REPEATED group list {",
+            "REQUIRED INT64 element;",
+            "REQUIRED group token_bytes_read (LIST) {",
+            "REPEATED group list {",
+            "REQUIRED INT64 element;",
+            "REQUIRED group token_rows (LIST) {",
+            "REPEATED group list {",
+            "REQUIRED INT32 element;",
+        ];
+        assert_eq!(parquet_lines(timing_fields()), expected);
+    }
+}
