@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 use crate::request::Sampling;
 
+pub use crate::kernels::Path as KernelName;
+pub use crate::plan::Grouping;
 pub use settings::Override;
 
 /// What was asked, validated; facts of the machine and open files are not in it.
@@ -97,28 +99,6 @@ pub struct EngineSection {
     pub resident_bytes: Option<u64>,
     /// `auto` where unset.
     pub kernel: Option<KernelName>,
-}
-
-/// `engine.kernel`, but for `auto`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KernelName {
-    /// The definition.
-    Scalar,
-    /// AVX2 with FMA.
-    Avx2,
-    /// AVX-512.
-    Avx512,
-}
-
-/// `plan.grouping`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grouping {
-    /// As the rows come.
-    Input,
-    /// Longest first, so that a wave's sequences end together.
-    Length,
-    /// Shuffled by a fixed seed.
-    Random,
 }
 
 /// `[output]`.

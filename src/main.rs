@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use nightshift::cli::{Cli, Command, JobArgs};
+use nightshift::commands::{self, Said};
 use nightshift::error::{Error, Kind, Result};
 use nightshift::job::Job;
+use nightshift::report::Screen;
 
 /// More than this is no job file but, most likely, a row file given in its place.
 const JOB_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -30,9 +32,15 @@ fn main() -> ExitCode {
 
 fn execute(command: &Command) -> Result<u8> {
     match command {
-        Command::Run(args) => job(args).map(|_| 0),
-        Command::Plan(args) => job(&args.job).map(|_| 0),
+        Command::Run(args) => commands::run::run(&job(args)?, Screen::stderr()).map(say),
+        Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.json).map(say),
     }
+}
+
+/// Prints what a command leaves; a reader that went away is no reason to fail.
+fn say(said: Said) -> u8 {
+    let _ = std::io::stdout().write_all(said.text.as_bytes());
+    said.code
 }
 
 /// Says `message`; a reader that went away is no reason to fail otherwise.

@@ -18,7 +18,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("execute", &["plan", "model", "store", "kernels", "sample"]),
     ("output", &["sample"]),
     ("report", &["output"]),
-    ("commands", &["cli", "execute", "input", "job", "kernels", "machine", "model", "output", "plan", "report", "sample", "store", "tokenizer"]),
+    (
+        "commands",
+        &["cli", "execute", "input", "job", "kernels", "machine", "model", "output", "plan", "report", "sample", "store", "tokenizer"],
+    ),
 ];
 
 /// Words that every room may use.
@@ -138,7 +141,10 @@ fn documents_name_paths_and_tests_that_exist() {
         let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
         for word in quoted(&text) {
             let first = word.split(['/', ' ']).next().expect("a piece");
-            if ["src", "tests", "benches", "fixtures", "pipelines", ".ci"].contains(&first) && word.contains('/') && !word.contains(['*', ' ', '{']) {
+            if ["src", "tests", "benches", "fixtures", "pipelines", ".ci"].contains(&first)
+                && word.contains('/')
+                && !word.contains(['*', ' ', '{'])
+            {
                 assert!(root().join(word).exists(), "{name} names {word}, which does not exist");
             }
             if let Some(test) = word.strip_prefix("test ") {

@@ -59,7 +59,10 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> String {
     line("tokens", format!("{} of prompts, at most {} generated", show_count(f.prompt_tokens), show_count(f.completion_tokens_max)));
     line("sequences", format!("{} at most in flight", show_count(plan.wave as u64)));
     line("sweeps", format!("{} at most, of up to {} prompt rows", show_count(f.sweeps), show_count(plan.prefill_rows as u64)));
-    line("reads", format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)));
+    line(
+        "reads",
+        format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
+    );
     line("kernel", prepared.kernels.path().name().into());
     line("memory", format!("{} of {}", show_bytes(plan.ledger_total), show_bytes(plan.memory_budget)));
     for entry in plan.ledger.lines.iter().filter(|l| l.bytes > 0) {

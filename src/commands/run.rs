@@ -1,7 +1,11 @@
 //! `nightshift run`: prompts in, answers and timings out.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use arrow::array::ArrayRef;
+use arrow::datatypes::Field;
 
 use super::Said;
 use super::facts;
@@ -35,7 +39,7 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let spec = OutputSpec {
         spool: &prepared.input.spool,
         wording: Box::new(Speech(prepared.tokenizer.as_ref())),
-        kept: kept.map(|k| Box::new(k) as Box<dyn Kept>),
+        kept: kept.map(|k| Box::new(Columns(k)) as Box<dyn Kept>),
         model: job.model.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         system_fingerprint,
         rows_per_part: job.output.rows_per_part,
@@ -57,10 +61,12 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
         watch: &clock,
     };
     let schedule = &mut prepared.schedule;
+    let walking = Instant::now();
     let tally = pool.install(|| execute::run(schedule, &engine, &mut answers))?;
+    let walk = walking.elapsed();
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
-    let summary = summary(job, &prepared, &tally, &totals, started.elapsed());
+    let summary = summary(job, &prepared, &tally, &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
     Ok(Said { text: closing_words(&summary, folder.root()), code: u8::from(totals.rows_errored > 0) })
 }
@@ -71,6 +77,19 @@ struct Speech<'a>(Option<&'a Tokenizer>);
 impl Wording for Speech<'_> {
     fn words(&self, request: &Request, tokens: &[u32], end: &End) -> Option<Words> {
         self.0.map(|tokenizer| sample::words(request, tokens, end, tokenizer))
+    }
+}
+
+/// The input's columns that answers keep.
+struct Columns(KeptReader);
+
+impl Kept for Columns {
+    fn schema(&self) -> Vec<Field> {
+        self.0.fields()
+    }
+
+    fn rows(&mut self, range: Range<u64>) -> Result<Vec<ArrayRef>> {
+        self.0.rows(range).map(|batch| batch.columns().to_vec())
     }
 }
 
@@ -111,7 +130,7 @@ fn run_id() -> String {
     blake3::hash(&seed).to_hex()[..16].to_string()
 }
 
-fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, wall: Duration) -> Summary {
+fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [walk, wall]: [Duration; 2]) -> Summary {
     let read = tally.read;
     Summary {
         rows_total: totals.rows_succeeded + totals.rows_errored,
@@ -122,14 +141,16 @@ fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, wall:
         completion_tokens: tally.completion_tokens,
         sweeps: tally.sweeps,
         bytes_read: read.trunk_bytes + read.expert_bytes,
-        bytes_read_trunk: read.trunk_bytes,
-        bytes_read_experts: read.expert_bytes,
-        blocks: Blocks { resident: read.blocks_resident, on_demand: read.blocks_read },
+        bytes_read_trunk: Some(read.trunk_bytes),
+        bytes_read_experts: Some(read.expert_bytes),
+        blocks: Some(Blocks { resident: read.blocks_resident, on_demand: read.blocks_read }),
         rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
         memory_budget: prepared.limits.budget_bytes,
         ledger_total: prepared.schedule.allotment().ledger.total(),
         peak_memory: machine::peak_bytes(),
         wall_ms: wall.as_millis() as u64,
+        read_ms: Some(read.read_us / 1000),
+        compute_ms: Some((walk.as_millis() as u64).saturating_sub(read.read_us / 1000)),
         kernel: prepared.kernels.path().name().into(),
         precision: PRECISION.into(),
         direct_io: false,

@@ -137,8 +137,7 @@ impl Bench {
     fn run(&self, kernels: Kernels, threads: usize, grouping: Grouping, wave: usize, prefill_rows: usize) -> (Vec<Event>, Tally) {
         let (model, watch) = (self.model.manifest(), Ticks(AtomicI64::new(0)));
         let state = (model.fixed_floats() as u64 * 4, model.token_floats() as u64 * 4);
-        let allotment =
-            Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
+        let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
         let mut plan = Schedule::new(self.rows.clone(), grouping, allotment, state);
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");

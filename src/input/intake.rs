@@ -14,10 +14,10 @@ use super::kept::{KeptPlan, KeptWriter};
 use super::parquet::{self, Batches};
 use super::request::{CONTENT, FRAME, Forms};
 use super::template::Template;
-use super::{FAULT, Ingested, InputFile, PROMPT_LOGPROBS, Place, RowFacts, SAMPLED, cells};
+use super::{Ingested, InputFile, Place, cells};
 use crate::error::{Error, Result};
 use crate::job::{InputSection, OnBadLine};
-use crate::request::Request;
+use crate::request::{Request, RowFacts};
 use crate::spool::SpoolWriter;
 
 /// Rows between two calls of the watch.
@@ -225,7 +225,7 @@ impl<'j> Intake<'j> {
 
     fn push(&mut self, request: &Request) -> Result<()> {
         self.spool.push(request)?;
-        self.facts.push(facts(request));
+        self.facts.push(RowFacts::of(request));
         let rows = self.facts.len() as u64;
         if rows.is_multiple_of(WATCH_ROWS) {
             (self.watch)(rows);
@@ -245,15 +245,6 @@ impl<'j> Intake<'j> {
         }
         Ok(Ingested { spool, kept, facts: self.facts, files: self.files, fingerprint: *hash.finalize().as_bytes() })
     }
-}
-
-fn facts(request: &Request) -> RowFacts {
-    if request.fault.is_some() {
-        return RowFacts { prompt_tokens: 0, max_tokens: 0, flags: FAULT };
-    }
-    let sampled = if request.sampling.temperature > 0.0 { SAMPLED } else { 0 };
-    let scored = if request.sampling.prompt_logprobs { PROMPT_LOGPROBS } else { 0 };
-    RowFacts { prompt_tokens: request.prompt.len() as u32, max_tokens: request.sampling.max_tokens, flags: sampled | scored }
 }
 
 /// Where the row `index` stands, for a message; reads its file once more.

@@ -25,31 +25,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::job::InputSection;
-use crate::request::Sampling;
+use crate::request::{RowFacts, Sampling};
 use crate::spool::Spool;
 use crate::tokenizer::Tokenizer;
 
 pub use kept::KeptReader;
-
-/// The row is faulty and does not run.
-pub const FAULT: u8 = 1;
-/// The row's tokens are drawn: its temperature is above 0.
-pub const SAMPLED: u8 = 2;
-/// The row wants the log-probabilities of its prompt.
-pub const PROMPT_LOGPROBS: u8 = 4;
-
-/// What a plan needs to know of a row; all that memory holds of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowFacts {
-    /// Length of the prompt in tokens; 0 in a faulty row.
-    pub prompt_tokens: u32,
-    /// Most new tokens; 0 in a faulty row.
-    pub max_tokens: u32,
-    /// [`FAULT`], [`SAMPLED`], [`PROMPT_LOGPROBS`].
-    pub flags: u8,
-}
-
-const _: () = assert!(size_of::<RowFacts>() <= 12, "the facts of 10^8 rows fit in 1.2 GB");
 
 /// What reading has to know of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

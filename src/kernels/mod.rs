@@ -33,6 +33,7 @@ pub use attend::Attention;
 pub use delta::Delta;
 pub use fold::Folded;
 pub use matrix::{Data, Matrix, mxfp4_has_nan};
+pub use parallel::spread;
 pub use view::{View, ViewMut};
 
 use lanes::{Lanes, Portable};

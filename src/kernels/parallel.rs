@@ -28,6 +28,15 @@ pub(super) fn each(count: usize, operations: usize, task: impl Fn(usize) + Send 
     }
 }
 
+/// Calls `f` for every item, on any thread, in any order; a single item stays on the caller's.
+pub fn spread<T: Send>(items: Vec<T>, f: impl Fn(T) + Sync + Send) {
+    if items.len() == 1 {
+        items.into_iter().for_each(f);
+    } else {
+        items.into_par_iter().with_max_len(1).for_each(f);
+    }
+}
+
 /// Cuts `data` into pieces of whole units and runs `task(index of the piece's first unit, piece)` on each.
 pub(super) fn pieces(data: &mut [f32], unit: usize, operations: usize, task: impl Fn(usize, &mut [f32]) + Send + Sync) {
     if data.is_empty() {

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-use super::Words;
 use crate::event::{End, Event};
 use crate::request::{Fault, Request};
+use crate::sample::Words;
 
 /// One row of `data/`, before it becomes columns.
 #[derive(Debug, Clone, PartialEq)]

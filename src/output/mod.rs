@@ -32,26 +32,9 @@ use arrow::array::ArrayRef;
 use arrow::datatypes::Field;
 
 use crate::error::Result;
-use crate::event::{End, Event, Stamp};
+use crate::event::End;
 use crate::request::Request;
-
-/// Takes each row's end, in any order.
-pub trait Sink {
-    /// Keeps a row's result; each row of the spool, a faulty one included, comes exactly once.
-    ///
-    /// # Errors
-    /// Storage: the result could not be kept. The job must stop; nothing kept before is lost.
-    fn push(&mut self, event: Event, stamp: Stamp) -> Result<()>;
-}
-
-/// What a row's tokens say.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Words {
-    /// The response, without its ending token or stop string.
-    pub text: String,
-    /// The thinking channel, where the row opened one.
-    pub reasoning: Option<String>,
-}
+use crate::sample::Words;
 
 /// Turns a row's tokens into text; the tokenizer's side of an answer.
 pub trait Wording: Send {
@@ -60,7 +43,7 @@ pub trait Wording: Send {
 }
 
 /// The input's columns that `output.keep` names, in input order.
-pub trait Kept {
+pub trait Kept: Send {
     /// The columns' names and types, already free of names that the output has itself.
     fn schema(&self) -> Vec<Field>;
 

@@ -11,9 +11,9 @@ use super::folder::{JobFolder, commit};
 use super::journal::Journal;
 use super::part::{IdDigest, PartWriter};
 use super::timings::{TimingColumns, timing_fields};
-use super::{Kept, Sink, Wording};
+use super::{Kept, Wording};
 use crate::error::{Error, Kind, Result};
-use crate::event::{End, Event, Stamp};
+use crate::event::{End, Event, Sink, Stamp};
 use crate::spool::Spool;
 
 /// A row group is closed when its answers pass this many bytes, or [`GROUP_ROWS`] rows.

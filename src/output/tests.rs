@@ -11,6 +11,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
 use crate::error::Kind;
+use crate::event::{Event, Sink, Stamp};
 use crate::request::{Fault, Sampling};
 use crate::spool::{Spool, SpoolWriter};
 

@@ -221,14 +221,7 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     ledger.reserve("resident trunk", trunk, format!("{} of {} panels need no reading", kept.0, m.panels.len()));
     let total_blocks: u64 = m.blocks.iter().map(|b| b.0).sum();
     ledger.reserve("resident experts", block_bytes(m, kept.1), format!("{} of {total_blocks} experts need no reading", kept.1));
-    Allotment {
-        ledger,
-        wave: wave as usize,
-        prefill_rows: prefill_rows as usize,
-        state_bytes,
-        kept_panels: kept.0,
-        kept_blocks: kept.1,
-    }
+    Allotment { ledger, wave: wave as usize, prefill_rows: prefill_rows as usize, state_bytes, kept_panels: kept.0, kept_blocks: kept.1 }
 }
 
 #[cfg(test)]

@@ -2,21 +2,7 @@
 //! response channel opens, and markup is known by token ids alone, never by what text looks like.
 
 use super::needle::Needle;
-
-/// The token ids that open, close and end an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Channels {
-    /// A prompt that ends with these ids has the thinking channel open; empty where the model has none.
-    pub thinking_open: Vec<u32>,
-    /// What closes the thinking channel.
-    pub thinking_close: Vec<u32>,
-    /// What opens the response after thinking; empty where it opens as soon as thinking is closed.
-    pub response_open: Vec<u32>,
-    /// Ends an answer once its response is open.
-    pub response_end: u32,
-    /// End an answer anywhere.
-    pub ends: Vec<u32>,
-}
+use crate::tokenizer::{Channels, Tokenizer};
 
 /// What a room that makes text of tokens needs to know of a tokenizer.
 pub trait Vocabulary: Sync {
@@ -27,11 +13,19 @@ pub trait Vocabulary: Sync {
     fn channels(&self) -> &Channels;
 }
 
-impl Channels {
-    /// True where `prompt` leaves the thinking channel open.
-    pub(super) fn opens_thinking(&self, prompt: &[u32]) -> bool {
-        !self.thinking_open.is_empty() && prompt.ends_with(&self.thinking_open)
+impl Vocabulary for Tokenizer {
+    fn bytes(&self, id: u32) -> Option<&[u8]> {
+        Tokenizer::bytes(self, id)
     }
+
+    fn channels(&self) -> &Channels {
+        Tokenizer::channels(self)
+    }
+}
+
+/// Whether `prompt` leaves the thinking channel open.
+pub(super) fn opens_thinking(channels: &Channels, prompt: &[u32]) -> bool {
+    !channels.thinking_open.is_empty() && prompt.ends_with(&channels.thinking_open)
 }
 
 /// Where a sequence stands between thinking and response.
@@ -57,7 +51,7 @@ pub(super) struct Tracker {
 impl Tracker {
     /// The channel that `prompt` leaves open; without markup everything is response.
     pub(super) fn new(channels: Option<&Channels>, prompt: &[u32]) -> Self {
-        let thinking = channels.filter(|channels| channels.opens_thinking(prompt));
+        let thinking = channels.filter(|channels| opens_thinking(channels, prompt));
         let (place, response_open) = match thinking {
             Some(channels) if !channels.thinking_close.is_empty() => {
                 (Place::Thinking(Needle::new(channels.thinking_close.clone())), channels.response_open.clone())

@@ -6,6 +6,7 @@
 //! and agree bit for bit between machines. The cuts are prefixes of one order, better logit first and lower id among
 //! equals. The random number is a hash of (seed, id, position), so a row draws the same whoever runs beside it.
 
+use crate::kernels::math::exp;
 use crate::request::Sampling;
 
 /// Units in the best token's weight, as a power of two.
@@ -83,11 +84,6 @@ fn weight(logit: f32, best: f32, temperature: f32, min_p: f32) -> u64 {
     // The best is exact, whatever the temperature: 0 over a tiny one must not be trusted to a division.
     let weight = if logit == best { 1.0 } else { exp((logit - best) / temperature).min(1.0) };
     if weight < min_p { 0 } else { (f64::from(weight) * (1u64 << WEIGHT_BITS) as f64) as u64 }
-}
-
-/// Our own exp, so that all machines draw alike.
-fn exp(x: f32) -> f32 {
-    x.exp()
 }
 
 /// Keeps the `top_k` best; 0 keeps all.

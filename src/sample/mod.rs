@@ -11,7 +11,7 @@ mod needle;
 mod utf8;
 mod words;
 
-pub use channels::{Channels, Vocabulary};
+pub use channels::Vocabulary;
 pub use draw::{Scratch, draw};
 pub use ending::Ending;
 pub use words::{Words, words};

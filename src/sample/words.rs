@@ -3,6 +3,7 @@
 use crate::event::End;
 use crate::request::Request;
 
+use super::channels::opens_thinking;
 use super::channels::{Tracker, Vocabulary};
 use super::utf8::Decoder;
 
@@ -36,7 +37,7 @@ pub fn words<V: Vocabulary + ?Sized>(request: &Request, tokens: &[u32], end: &En
         text.truncate(at);
     }
     let thinking = &spoken[..tracker.reasoning_tokens().unwrap_or(response_from)];
-    Words { text, reasoning: channels.opens_thinking(&request.prompt).then(|| decode(thinking, vocabulary)) }
+    Words { text, reasoning: opens_thinking(channels, &request.prompt).then(|| decode(thinking, vocabulary)) }
 }
 
 fn decode<V: Vocabulary + ?Sized>(tokens: &[u32], vocabulary: &V) -> String {

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::bytes::{Bytes, Pool};
 use super::index::{Index, Place};
@@ -31,6 +32,7 @@ pub struct Checkpoint {
     expert_bytes: AtomicU64,
     blocks_read: AtomicU64,
     blocks_resident: AtomicU64,
+    read_us: AtomicU64,
 }
 
 impl Checkpoint {
@@ -57,6 +59,7 @@ impl Checkpoint {
             expert_bytes: AtomicU64::new(0),
             blocks_read: AtomicU64::new(0),
             blocks_resident: AtomicU64::new(0),
+            read_us: AtomicU64::new(0),
         })
     }
 
@@ -165,7 +168,9 @@ impl Checkpoint {
         let extents = self.extents(piece);
         let len = extents.iter().map(|e| e.1).sum();
         let mut bytes = if stays { Bytes::of(vec![0; len]) } else { self.pool.take(len) };
+        let started = Instant::now();
         let parts = self.read(piece, &mut bytes, &extents)?;
+        self.read_us.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
         let counter = match piece {
             Piece::Panel { .. } => &self.trunk_bytes,
             Piece::Block { .. } => &self.expert_bytes,
@@ -230,6 +235,7 @@ impl Store for Checkpoint {
             expert_bytes: self.expert_bytes.load(Ordering::Relaxed),
             blocks_read: self.blocks_read.load(Ordering::Relaxed),
             blocks_resident: self.blocks_resident.load(Ordering::Relaxed),
+            read_us: self.read_us.load(Ordering::Relaxed),
         }
     }
 }

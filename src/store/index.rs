@@ -269,9 +269,12 @@ impl<'m> Finder<'m> {
         let blocks = self.manifest.blocks().flat_map(|(layer, b)| {
             let found = &self.blocks[layer];
             let n = found.tensors.len();
-            found.places.iter().enumerate().filter(|(_, p)| **p == NOWHERE).map(move |(at, _)| {
-                format!("{}{}.{}", b.prefix, at / n, found.tensors[at % n].suffix)
-            })
+            found
+                .places
+                .iter()
+                .enumerate()
+                .filter(|(_, p)| **p == NOWHERE)
+                .map(move |(at, _)| format!("{}{}.{}", b.prefix, at / n, found.tensors[at % n].suffix))
         });
         let mut missing = weights.chain(blocks);
         let Some(first) = missing.next() else { return Ok(()) };

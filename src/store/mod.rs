@@ -89,6 +89,8 @@ pub struct Counters {
     pub blocks_read: u64,
     /// Blocks that were in memory when asked for.
     pub blocks_resident: u64,
+    /// Time spent in reads, microseconds.
+    pub read_us: u64,
 }
 
 /// Which pieces stay in memory once read, as the plan decided.

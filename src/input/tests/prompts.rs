@@ -1,6 +1,5 @@
 //! Forms of a row, prompts, their length.
 
-use super::super::{PROMPT_LOGPROBS, SAMPLED};
 use super::*;
 use crate::job::Side;
 
@@ -84,8 +83,8 @@ fn equal_prompts_keep_their_own_sampling() {
         requests.iter().map(|r| (r.sampling.seed, r.sampling.ignore_eos)).collect::<Vec<_>>(),
         [(0, false), (0, false), (2, true), (0, false)]
     );
-    let flags: Vec<u8> = bench.read().expect("read").facts.iter().map(|facts| facts.flags).collect();
-    assert_eq!(flags, [SAMPLED, PROMPT_LOGPROBS, SAMPLED, SAMPLED]);
+    let flags: Vec<(bool, bool)> = bench.read().expect("read").facts.iter().map(|facts| (facts.drawn, facts.prompt_logprobs)).collect();
+    assert_eq!(flags, [(true, false), (false, true), (true, false), (true, false)]);
     let mut bench = Bench::of(&lines[0]);
     bench.sampling.stop_token_ids = vec![4096];
     bench.refused(Kind::Usage, &["sampling.stop_token_ids", "4096"]);

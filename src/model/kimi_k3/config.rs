@@ -133,9 +133,7 @@ fn read_moe(text: &mut Fields<'_>) -> Moe {
         renormalize: text.switch("moe_renormalize"),
         latent_norm: text.switch("latent_moe_use_norm"),
     };
-    text.require(moe.chosen <= moe.experts, || {
-        format!("`num_experts_per_token` is {}, but there are {} experts", moe.chosen, moe.experts)
-    });
+    text.require(moe.chosen <= moe.experts, || format!("`num_experts_per_token` is {}, but there are {} experts", moe.chosen, moe.experts));
     for (name, width) in [("routed_expert_hidden_size", moe.latent), ("moe_intermediate_size", moe.inner)] {
         text.require(width.is_multiple_of(32), || format!("`{name}` is {width}, must be a multiple of 32 (MXFP4 groups)"));
     }

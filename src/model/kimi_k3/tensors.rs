@@ -175,9 +175,8 @@ impl Builder<'_> {
         let wide = k.heads * k.width;
         let group = head_group(k.heads, k.width, hidden) * k.width;
         let by_heads = |b: &mut Self, name: &str, cols| b.push(&format!("{at}.{name}_proj.weight"), vec![wide, cols], group);
-        let qkv = ["q", "k", "v"].map(|n| {
-            (by_heads(self, n, hidden), self.push(&format!("{at}.{n}_conv1d.weight"), vec![wide, 1, k.taps], wide))
-        });
+        let qkv = ["q", "k", "v"]
+            .map(|n| (by_heads(self, n, hidden), self.push(&format!("{at}.{n}_conv1d.weight"), vec![wide, 1, k.taps], wide)));
         Attention::Kda(Kda {
             qkv,
             f_a: self.matrix(&format!("{at}.f_a_proj.weight"), k.width, hidden, 1),

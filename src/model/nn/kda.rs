@@ -124,7 +124,15 @@ impl Kda {
     }
 
     /// RMSNorm of each head's output times sigmoid(W x); `out` is overwritten and returned.
-    fn gate(&self, feed: &mut dyn Feed, channels: std::ops::Range<usize>, o: &[f32], mut out: Buffer, x: &[f32], hidden: usize) -> Result<Buffer> {
+    fn gate(
+        &self,
+        feed: &mut dyn Feed,
+        channels: std::ops::Range<usize>,
+        o: &[f32],
+        mut out: Buffer,
+        x: &[f32],
+        hidden: usize,
+    ) -> Result<Buffer> {
         let kernels = feed.kernels();
         let gain = feed.vector(self.o_norm)?;
         kernels.rms_norm(View { data: o, start: 0, stride: self.width }, &gain, self.eps, &mut out);

@@ -66,7 +66,14 @@ pub fn copy_rows(rows: usize, width: usize, from: View<'_>, to: ViewMut<'_>) {
 ///
 /// # Errors
 /// What `feed` reports.
-pub fn fold_head(feed: &mut dyn Feed, head: WeightId, panels: &[Range<usize>], x: &[f32], hidden: usize, fold: &mut Fold<'_>) -> Result<()> {
+pub fn fold_head(
+    feed: &mut dyn Feed,
+    head: WeightId,
+    panels: &[Range<usize>],
+    x: &[f32],
+    hidden: usize,
+    fold: &mut Fold<'_>,
+) -> Result<()> {
     let rows = x.len() / hidden;
     let kernels = feed.kernels();
     let mut logits = feed.scratch().take(rows * VOCABULARY_GRID);

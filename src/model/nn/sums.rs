@@ -1,10 +1,10 @@
 //! Attention over a row's own stored sums (attention residuals).
 
 use crate::error::Result;
-use crate::model::Feed;
-use crate::model::manifest::WeightId;
 use crate::kernels::View;
+use crate::model::Feed;
 use crate::model::Stream;
+use crate::model::manifest::WeightId;
 use crate::scratch::Buffer;
 
 /// softmax over sources of score = sum(rms(v) * norm * proj), output = the RAW sources by those weights.
