@@ -17,7 +17,7 @@ use crate::event::{End, Event, Stamp};
 use crate::spool::Spool;
 
 /// A row group is closed when its answers pass this many bytes, or [`GROUP_ROWS`] rows.
-pub const GROUP_BYTES: usize = 4 << 20;
+const GROUP_BYTES: usize = 4 << 20;
 const GROUP_ROWS: u64 = 1024;
 /// The journal's offset of a row that has not ended.
 const NOT_ENDED: u64 = 0;
