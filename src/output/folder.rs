@@ -198,6 +198,9 @@ mod tests {
         drop(folder);
         let left: Vec<_> = fs::read_dir(outer.path()).expect("read").map(|entry| entry.expect("an entry").file_name()).collect();
         assert_eq!(left, ["lost+found"]);
+        fs::remove_dir(outer.path().join("lost+found")).expect("empty");
+        fs::write(outer.path().join("lost+found"), "a file of somebody's").expect("written");
+        assert_eq!(JobFolder::create(outer.path()).expect_err("in use").kind, Kind::OtherJob);
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod tests;
 pub use columns::data_fields;
 pub use folder::JobFolder;
 pub(crate) use folder::write_atomically;
-pub use sink::{Answers, GROUP_BYTES, OutputSpec, Totals, memory_bytes};
+pub use sink::{Answers, OutputSpec, Totals, memory_bytes};
 pub use summary::{Blocks, Summary};
 
 use std::ops::Range;

@@ -311,6 +311,16 @@ fn a_part_taken_away_is_never_a_success() {
 }
 
 #[test]
+fn an_output_that_began_stays() {
+    let job = job();
+    let data = job.folder.data();
+    drop(job.answers("a"));
+    let Job { _outer, folder, .. } = job;
+    drop(folder);
+    assert!(data.is_dir());
+}
+
+#[test]
 #[should_panic(expected = "row 3 ends once")]
 fn a_row_that_ends_twice_is_a_fault_of_the_program() {
     let job = job();
