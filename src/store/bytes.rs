@@ -37,7 +37,7 @@ impl Bytes {
     }
 
     /// All of it, to be filled.
-    pub fn as_mut(&mut self) -> &mut [u8] {
+    pub fn whole(&mut self) -> &mut [u8] {
         &mut self.data[..self.len]
     }
 }

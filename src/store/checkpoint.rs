@@ -154,7 +154,7 @@ impl Checkpoint {
         }
         for (place, run) in runs {
             let file = &self.index.files[place.file as usize];
-            file.read_exact_at(&mut bytes.as_mut()[run], place.offset).map_err(|e| self.fault(piece, place, &e))?;
+            file.read_exact_at(&mut bytes.whole()[run], place.offset).map_err(|e| self.fault(piece, place, &e))?;
         }
         Ok(parts)
     }
