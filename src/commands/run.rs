@@ -16,7 +16,7 @@ use crate::execute::{self, Engine, Tally, Watch};
 use crate::input::KeptReader;
 use crate::job::{Grouping, Job};
 use crate::machine;
-use crate::output::{Answers, Blocks, JobFolder, Kept, OutputSpec, Summary, Totals, Wording};
+use crate::output::{Answers, Blocks, ExpertLoads, JobFolder, Kept, OutputSpec, Summary, Totals, Wording};
 use crate::report::{Progress, Screen, Snapshot, closing_words};
 use crate::request::{Request, RowFacts};
 use crate::sample::{self, Vocabulary, Words};
@@ -144,6 +144,7 @@ fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [walk
         bytes_read_trunk: Some(read.trunk_bytes),
         bytes_read_experts: Some(read.expert_bytes),
         blocks: Some(Blocks { resident: read.blocks_resident, on_demand: read.blocks_read }),
+        expert_loads: Some(ExpertLoads { ran: tally.decode_expert_loads }),
         rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
         memory_budget: prepared.limits.budget_bytes,
         ledger_total: prepared.schedule.allotment().ledger.total(),

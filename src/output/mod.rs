@@ -24,7 +24,7 @@ pub use columns::data_fields;
 pub use folder::JobFolder;
 pub(crate) use folder::write_atomically;
 pub use sink::{Answers, OutputSpec, Totals, memory_bytes};
-pub use summary::{Blocks, Summary};
+pub use summary::{Blocks, ExpertLoads, Summary};
 
 use std::ops::Range;
 

@@ -34,6 +34,9 @@ pub struct Summary {
     /// Where the blocks of all sweeps came from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocks: Option<Blocks>,
+    /// Distinct (layer, expert) of the rows that were decoding, summed over sweeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_loads: Option<ExpertLoads>,
     /// Rows that each block served, on average, each time a sweep needed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows_per_load: Option<f64>,
@@ -59,6 +62,13 @@ pub struct Summary {
     pub direct_io: bool,
     /// `plan.grouping`, as it was done.
     pub grouping: String,
+}
+
+/// Expert loads of a decode schedule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct ExpertLoads {
+    /// Of the schedule that ran.
+    pub ran: u64,
 }
 
 /// Blocks by where they came from, counted once a sweep and layer.

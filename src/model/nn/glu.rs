@@ -1,11 +1,9 @@
 //! The gated block of dense layers and shared experts.
 
-use super::project_part;
+use super::{by_groups, project, project_part};
 use crate::error::Result;
-use crate::kernels::{View, ViewMut};
 use crate::model::Feed;
 use crate::model::manifest::{WeightId, panel_rows};
-use crate::model::nn::{copy_rows, project};
 use crate::scratch::Buffer;
 
 /// The caps of SiTU-GLU: beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta), the sigmoid on the uncapped gate.
@@ -37,21 +35,13 @@ impl Glu {
     /// # Errors
     /// What `feed` reports.
     pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
-        let (rows, kernels) = (x.len() / hidden, feed.kernels());
-        let mut inner = feed.scratch().take(rows * self.inner);
-        let step = panel_rows(hidden, 1);
-        for start in (0..self.inner).step_by(step) {
-            let part = start..self.inner.min(start + step);
+        let kernels = feed.kernels();
+        let inner = by_groups(feed, x.len() / hidden, (self.inner, panel_rows(hidden, 1), 1), &mut |feed, part| {
             let mut gate = project_part(feed, self.gate, part.clone(), x, hidden)?;
-            let up = project_part(feed, self.up, part.clone(), x, hidden)?;
+            let up = project_part(feed, self.up, part, x, hidden)?;
             kernels.situ_glu(&mut gate, &up, self.situ.beta, self.situ.linear_beta);
-            copy_rows(
-                rows,
-                part.len(),
-                View { data: &gate, start: 0, stride: part.len() },
-                ViewMut { data: &mut inner, start, stride: self.inner },
-            );
-        }
+            Ok(gate)
+        })?;
         project(feed, self.down, hidden, &inner, self.inner)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Heads are worked on in groups of one panel of the projections, so that temporaries are a panel wide, not all heads wide.
 
-use super::{copy_rows, project, project_part};
+use super::{by_groups, project, project_part};
 use crate::error::Result;
 use crate::kernels::{Delta, View, ViewMut};
 use crate::model::Feed;
@@ -63,9 +63,7 @@ impl Kda {
         kernels.sigmoid(&mut beta);
         let mut slope = feed.vector(self.a_log)?;
         kernels.exp(&mut slope);
-        let mut mixed = feed.scratch().take(rows * wide);
-        for first in (0..self.heads).step_by(self.group) {
-            let heads = first..self.heads.min(first + self.group);
+        let mixed = by_groups(feed, rows, (self.heads, self.group, self.width), &mut |feed, heads| {
             let channels = heads.start * self.width..heads.end * self.width;
             let mut decay = project_part(feed, self.f_b, channels.clone(), &low_rank, self.width)?;
             let bias = feed.vector(self.dt_bias)?;
@@ -73,14 +71,8 @@ impl Kda {
             let [q, k, v] = self.queries_keys_values(feed, channels.clone(), x, hidden)?;
             let o = self.recur(feed, heads, [&q, &k, &v, &decay], &beta)?;
             drop((k, v, decay));
-            let gated = self.gate(feed, channels.clone(), &o, q, x, hidden)?;
-            copy_rows(
-                rows,
-                channels.len(),
-                View { data: &gated, start: 0, stride: channels.len() },
-                ViewMut { data: &mut mixed, start: channels.start, stride: wide },
-            );
-        }
+            self.gate(feed, channels, &o, q, x, hidden)
+        })?;
         project(feed, self.o, hidden, &mixed, wide)
     }
 

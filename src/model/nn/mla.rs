@@ -3,7 +3,7 @@
 //! The cache holds one latent and one shared key a token; kv_b is folded into the query and the output, so that keys and values are
 //! never expanded (55 KB a token instead of 4.7 MB at K3).
 
-use super::{copy_rows, project, project_part, rms_norm};
+use super::{by_groups, copy_rows, project, project_part, rms_norm};
 use crate::error::Result;
 use crate::kernels::{Attention, View, ViewMut};
 use crate::model::Feed;
@@ -59,23 +59,15 @@ impl Mla {
         let low_rank = project(feed, self.q_a, self.query_rank, x, hidden)?;
         let low_rank = rms_norm(feed, self.q_a_norm, self.eps, &low_rank)?;
         let fresh = self.cached_row(feed, x, hidden)?;
-        let mut mixed = feed.scratch().take(rows * wide);
-        for first in (0..self.heads).step_by(self.group) {
-            let heads = first..self.heads.min(first + self.group);
-            let n = heads.len() * self.value;
+        let mixed = by_groups(feed, rows, (self.heads, self.group, self.value), &mut |feed, heads| {
             let per_query = self.key + self.shared_key;
             let q = project_part(feed, self.q_b, heads.start * per_query..heads.end * per_query, &low_rank, self.query_rank)?;
-            let mut out = feed.scratch().take(rows * n);
+            let mut out = feed.scratch().take(rows * heads.len() * self.value);
             self.attend(feed, heads.clone(), &q, &fresh, &mut out)?;
             let gate = project_part(feed, self.g, heads.start * self.value..heads.end * self.value, x, hidden)?;
             kernels.multiply_sigmoid(&mut out, &gate);
-            copy_rows(
-                rows,
-                n,
-                View { data: &out, start: 0, stride: n },
-                ViewMut { data: &mut mixed, start: heads.start * self.value, stride: wide },
-            );
-        }
+            Ok(out)
+        })?;
         project(feed, self.o, hidden, &mixed, wide)
     }
 

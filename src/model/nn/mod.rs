@@ -62,6 +62,28 @@ pub fn copy_rows(rows: usize, width: usize, from: View<'_>, to: ViewMut<'_>) {
     }
 }
 
+/// Computes some units of a layer for all rows -> [rows, units*width].
+type Group<'a> = dyn FnMut(&mut dyn Feed, Range<usize>) -> Result<Buffer> + 'a;
+
+/// Computes `units` of `width` floats a row, `group` units at a time -> [rows, units*width].
+///
+/// # Errors
+/// What `f` reports.
+fn by_groups(feed: &mut dyn Feed, rows: usize, (units, group, width): (usize, usize, usize), f: &mut Group<'_>) -> Result<Buffer> {
+    if units <= group {
+        return f(feed, 0..units);
+    }
+    let stride = units * width;
+    let mut whole = feed.scratch().take(rows * stride);
+    for first in (0..units).step_by(group) {
+        let part = first..units.min(first + group);
+        let made = f(feed, part.clone())?;
+        let n = part.len() * width;
+        copy_rows(rows, n, View { data: &made, start: 0, stride: n }, ViewMut { data: &mut whole, start: first * width, stride });
+    }
+    Ok(whole)
+}
+
 /// Logits of x [rows, hidden], folded over the vocabulary's grid.
 ///
 /// # Errors
