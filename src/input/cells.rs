@@ -6,16 +6,16 @@ use arrow::error::ArrowError;
 use arrow::util::display::array_value_to_string;
 use serde_json::{Map, Number, Value};
 
-use super::portable::{Unsigned, convert, portable};
+use super::portable::{Use, convert, portable};
 
 /// Whether cells of this type can be read; the error says which part cannot.
 pub(super) fn readable(data_type: &DataType) -> Result<(), String> {
-    portable(data_type, Unsigned::Kept).map(drop)
+    portable(data_type, Use::Reading).map(drop)
 }
 
 /// `array` in one of the few layouts that [`cell`] reads.
 pub(super) fn plain(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
-    let to = portable(array.data_type(), Unsigned::Kept).map_err(ArrowError::CastError)?;
+    let to = portable(array.data_type(), Use::Reading).map_err(ArrowError::CastError)?;
     convert(array, &to)
 }
 

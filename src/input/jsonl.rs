@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Kind, Result};
 
-/// Longest line in bytes; a longer one is a file of another kind.
-const LINE_BYTES: u64 = 512 << 20;
+/// Longest line in bytes; encoding one takes some twenty times its length of memory.
+const LINE_BYTES: u64 = 128 << 20;
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 

@@ -19,7 +19,7 @@ use arrow::ipc::writer::FileWriter;
 use serde_json::{Map, Value};
 
 use super::files::Format;
-use super::portable::{Unsigned, convert, portable};
+use super::portable::{Use, convert, portable};
 use crate::error::{Error, Kind, Result};
 
 const FILE: &str = "kept.arrow";
@@ -103,7 +103,7 @@ impl KeptPlan {
             let kept = match schema.map(|schema| schema.field_with_name(name)) {
                 None => DataType::Utf8,
                 Some(Err(_)) => continue,
-                Some(Ok(field)) => portable(field.data_type(), Unsigned::Signed)
+                Some(Ok(field)) => portable(field.data_type(), Use::Output)
                     .map_err(|why| Error::refused(format!("{}: output.keep cannot keep the column `{name}`: {why}", path.display())))?,
             };
             match &column.typed {

@@ -12,18 +12,18 @@ use arrow::error::ArrowError;
 /// Name of a list's inner field, as Parquet's standard has it.
 const ELEMENT: &str = "element";
 
-/// What 64-bit unsigned integers become.
+/// What a column is converted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unsigned {
-    /// i64, and a value above its range is a fault.
-    Signed,
-    /// They stay; for values that are read here and written nowhere.
-    Kept,
+pub(super) enum Use {
+    /// To be written again. A u64 becomes an i64, and a value above its range is a fault.
+    Output,
+    /// To be read as values here. A u64 stays, a time zone is given by its offset, and bytes that are no text are refused.
+    Reading,
 }
 
 /// The nearest type to `from`; the error names the part that has none.
-pub(super) fn portable(from: &DataType, unsigned: Unsigned) -> Result<DataType, String> {
-    let same = |inner: &DataType| portable(inner, unsigned);
+pub(super) fn portable(from: &DataType, wanted: Use) -> Result<DataType, String> {
+    let same = |inner: &DataType| portable(inner, wanted);
     Ok(match from {
         DataType::Boolean
         | DataType::Int8
@@ -35,13 +35,16 @@ pub(super) fn portable(from: &DataType, unsigned: Unsigned) -> Result<DataType, 
         | DataType::Date32
         | DataType::Decimal128(..) => from.clone(),
         DataType::UInt8 | DataType::UInt16 | DataType::UInt32 => DataType::Int64,
-        DataType::UInt64 if unsigned == Unsigned::Kept => DataType::UInt64,
+        DataType::UInt64 if wanted == Use::Reading => DataType::UInt64,
         DataType::UInt64 | DataType::Duration(_) => DataType::Int64,
         DataType::Float16 => DataType::Float32,
         DataType::Null | DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
+        DataType::FixedSizeBinary(_) if wanted == Use::Reading => return Err(format!("{from} is no text")),
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => DataType::Binary,
         DataType::Date64 => DataType::Date32,
         DataType::Time32(_) | DataType::Time64(_) => DataType::Time64(TimeUnit::Microsecond),
+        // instants are stored in UTC whatever the zone; its name means nothing without a data base of zones
+        DataType::Timestamp(_, Some(_)) if wanted == Use::Reading => DataType::Timestamp(TimeUnit::Microsecond, Some("+00:00".into())),
         DataType::Timestamp(_, zone) => DataType::Timestamp(TimeUnit::Microsecond, zone.clone()),
         DataType::Decimal32(precision, scale) | DataType::Decimal64(precision, scale) => DataType::Decimal128(*precision, *scale),
         DataType::Decimal256(..) => DataType::Utf8,

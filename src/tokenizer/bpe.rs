@@ -77,41 +77,41 @@ impl Ranks {
         ids.extend(parts.windows(2).map(|pair| self.rank(&piece[pair[0].0..pair[1].0])));
     }
 
+    /// Takes 20 bytes for each byte of the word.
     fn heap(&self, piece: &[u8], ids: &mut Vec<u32>) {
-        let n = piece.len();
+        let n = u32::try_from(piece.len()).expect("a text is at most 2 GiB");
+        let rank = |start: u32, end: u32| self.rank(&piece[start as usize..end as usize]);
         // ends[i]: where the part that starts at i ends, 0 where none starts; before[i]: where the part before it starts
-        let mut ends: Vec<usize> = (1..=n).collect();
-        let mut before: Vec<usize> = (0..n).map(|at| at.saturating_sub(1)).collect();
+        let mut ends: Vec<u32> = (1..=n).collect();
+        let mut before: Vec<u32> = (0..n).map(|at| at.saturating_sub(1)).collect();
         let mut heap = BinaryHeap::new();
-        let offer = |heap: &mut BinaryHeap<_>, start: usize, end: usize| {
-            let rank = self.rank(&piece[start..end]);
-            if rank != NONE {
-                heap.push(Reverse((rank, start, end)));
-            }
+        let offer = |heap: &mut BinaryHeap<_>, start: u32, end: u32| match rank(start, end) {
+            NONE => {}
+            rank => heap.push(Reverse((rank, start, end))),
         };
         for at in 0..n.saturating_sub(1) {
             offer(&mut heap, at, at + 2);
         }
         while let Some(Reverse((_, start, end))) = heap.pop() {
             // stale unless a part starts here and the next one ends there
-            let middle = ends[start];
-            if middle == 0 || middle >= end || ends[middle] != end {
+            let middle = ends[start as usize];
+            if middle == 0 || middle >= end || ends[middle as usize] != end {
                 continue;
             }
-            ends[start] = end;
-            ends[middle] = 0;
+            ends[start as usize] = end;
+            ends[middle as usize] = 0;
             if end < n {
-                before[end] = start;
-                offer(&mut heap, start, ends[end]);
+                before[end as usize] = start;
+                offer(&mut heap, start, ends[end as usize]);
             }
             if start > 0 {
-                offer(&mut heap, before[start], end);
+                offer(&mut heap, before[start as usize], end);
             }
         }
         let mut at = 0;
         while at < n {
-            ids.push(self.rank(&piece[at..ends[at]]));
-            at = ends[at];
+            ids.push(rank(at, ends[at as usize]));
+            at = ends[at as usize];
         }
     }
 }

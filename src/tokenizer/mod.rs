@@ -2,10 +2,10 @@
 //!
 //! A document of a night's job is hostile: it holds the names of control tokens, 5 MB without a space, half a character.
 //! So text is always encoded as ordinary text (a control token enters a prompt by its id alone), cutting text into words takes
-//! linear time ([`split`]), and merging a word of n bytes takes n log n ([`bpe`]), where the usual loop takes n squared:
-//! 7 hours instead of seconds for 5 MB of one letter.
+//! linear time (`split.rs`), and merging a word of n bytes takes n log n (`bpe.rs`), where the usual loop takes n squared:
+//! 5 MB of one letter take 0.2 s, not hours.
 //!
-//! The room knows no rows. One family's files are read so far: `tiktoken.model` and `tokenizer_config.json` ([`files`]).
+//! The room knows no rows. One family's files are read so far: `tiktoken.model` and `tokenizer_config.json` (`files.rs`).
 
 mod bpe;
 mod chat;

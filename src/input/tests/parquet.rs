@@ -92,11 +92,14 @@ fn params_of_a_struct_column_count() {
 }
 
 #[test]
-fn a_misspelt_column_is_refused_before_the_first_row() {
+fn columns_are_checked_before_the_first_row() {
     let mut bench = Bench::new().template("Which section?\n\n{{ txt }}");
     bench.section.paths = vec![fixture("none.parquet")];
     bench.refused(Kind::Usage, &["`txt`", "`text`"]);
     assert!(!bench.state().join("requests.spool").exists(), "nothing was read");
+    bench = bench.template("{{ ns }} {{ when }} {{ half }} {{ u64_big }}");
+    bench.section.paths = vec![fixture("layouts.parquet")];
+    assert_eq!(bench.requests()[0].prompt, user("1970-01-01T00:00:01Z 1970-01-02 0.5 1"));
     bench = bench.template("{{ pairs }}");
     bench.section.paths = vec![fixture("layouts.parquet")];
     bench.refused(Kind::Refused, &["layouts.parquet", "`pairs`", "Map"]);
