@@ -103,3 +103,6 @@ fn add_to_sum(feed: &dyn Feed, x: &mut Stream, sum: usize, a: &[f32], hidden: us
         kernels.add(&mut row[sum * hidden..(sum + 1) * hidden], a);
     }
 }
+
+#[cfg(test)]
+mod tests;
