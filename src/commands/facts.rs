@@ -4,7 +4,9 @@ use crate::job::EngineSection;
 use crate::machine;
 use crate::model::manifest::Manifest;
 use crate::model::nn::VOCABULARY_GRID;
+use crate::output;
 use crate::plan::{Limits, ModelFacts};
+use crate::request::RowFacts;
 use crate::store::Checkpoint;
 
 const FLOAT: u64 = 4;
@@ -44,15 +46,16 @@ pub fn threads(engine: &EngineSection) -> usize {
 }
 
 /// What the job and the machine allow.
-pub fn limits(engine: &EngineSection, rows_per_part: u64) -> Limits {
+pub fn limits(engine: &EngineSection, rows_per_part: u64, rows: &[RowFacts]) -> Limits {
     let (share, of) = DEFAULT_SHARE;
+    let longest = rows.iter().map(RowFacts::positions_max).max().unwrap_or(0);
     Limits {
         budget_bytes: engine.memory_bytes.unwrap_or_else(|| machine::available_bytes() / of * share),
         wave: engine.wave,
         prefill_rows: engine.prefill_rows,
         resident_bytes: engine.resident_bytes,
         blocks_in_flight: blocks_in_flight(engine) as u64,
-        rows_per_part,
+        output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
 }
 

@@ -35,8 +35,8 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let about = input::ModelFacts { vocab: manifest.vocab };
     let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), &about, state, &mut |_| {})?;
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
-    let limits = facts::limits(&job.engine, job.output.rows_per_part);
     let rows = std::mem::take(&mut input.facts);
+    let limits = facts::limits(&job.engine, job.output.rows_per_part, &rows);
     let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits))?;
     checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
     let schedule = Schedule::new(rows, job.grouping, allotment, (facts.sequence_bytes, facts.token_bytes));

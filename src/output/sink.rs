@@ -21,6 +21,10 @@ const GROUP_BYTES: usize = 4 << 20;
 const GROUP_ROWS: u64 = 1024;
 /// The journal's offset of a row that has not ended.
 const NOT_ENDED: u64 = 0;
+/// A token of a row: id, log-probability and text, and what timings say of it.
+const TOKEN_BYTES: u64 = 48;
+/// What a row group leaves in memory until its part is closed.
+const FOOTER_BYTES: u64 = 40_000;
 /// Arrow's columns, their encoded copy, the page being compressed, and the same for timings.
 const GROUP_COPIES: u64 = 8;
 
@@ -71,11 +75,12 @@ pub struct Answers<'a> {
     totals: Totals,
 }
 
-/// Bytes of memory that answers take, for the ledger. Not counted: a row longer than a row group, kept columns, and a part's footer, some
-/// 40 kB a row group.
-pub fn memory_bytes(rows: u64, rows_per_part: u64) -> u64 {
-    const WORD: u64 = size_of::<u64>() as u64;
-    (rows + rows.div_ceil(rows_per_part.max(1))) * WORD + GROUP_COPIES * GROUP_BYTES as u64
+/// Bytes of memory that answers under construction take, for the ledger, where the longest row has `tokens` tokens. What stays of
+/// every row, eight bytes, and kept columns are not in it.
+pub fn memory_bytes(rows: u64, rows_per_part: u64, tokens: u64) -> u64 {
+    let a_row = tokens * TOKEN_BYTES;
+    let group = (a_row * rows.min(rows_per_part).min(GROUP_ROWS)).min(GROUP_BYTES as u64);
+    GROUP_COPIES * group.max(a_row) + FOOTER_BYTES * rows.min(rows_per_part).div_ceil(GROUP_ROWS)
 }
 
 impl<'a> Answers<'a> {

@@ -47,8 +47,8 @@ pub struct Limits {
     pub resident_bytes: Option<u64>,
     /// Blocks that are computed side by side.
     pub blocks_in_flight: u64,
-    /// Rows of a Parquet part.
-    pub rows_per_part: u64,
+    /// Answers under construction.
+    pub output_bytes: u64,
 }
 
 /// The budget is too small.
@@ -85,14 +85,10 @@ const PROCESS_BYTES: u64 = 48 << 20;
 const ROW_BYTES: u64 = 32;
 /// The widest wave by default: beyond it a sweep's overhead is spread thin enough.
 const WAVE_MAX: u64 = 4096;
-/// Prompt rows of a sweep by default: where all weights stay in memory more rows only cost cache.
-const PREFILL_ROWS_RESIDENT: u64 = 2048;
+/// Prompt rows of a sweep by default: where all weights stay in memory, rows that fit a core's cache are computed fastest.
+const PREFILL_ROWS_RESIDENT: u64 = 512;
 /// Prompt rows of a sweep by default where weights stream.
 const PREFILL_ROWS_STREAMED: u64 = 16_384;
-/// A row of output under construction: ids, log-probabilities and text of a token, timings.
-const OUTPUT_TOKEN_BYTES: u64 = 64;
-/// Rows of output that are built at once.
-const OUTPUT_ROWS: u64 = 1024;
 /// Parts in a hundred that buffers of changing sizes leave unused.
 const SLACK_PERCENT: u64 = 10;
 
@@ -205,12 +201,11 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     let block = m.blocks.iter().map(|b| b.2).max().unwrap_or(0);
     let a_row = m.stream_row_bytes + m.layer_row_bytes.max(m.head_row_bytes);
     let drawn = if needs.drawn { m.logits_bytes * (wave + 1) } else { 0 };
-    let answer = OUTPUT_TOKEN_BYTES * (needs.longest_answer + needs.longest);
     ledger.reserve("process", PROCESS_BYTES, "code, stacks, the allocator's slack");
     ledger.reserve("index", m.index_bytes, "where every tensor lies");
     ledger.reserve("tokenizer", m.tokenizer_bytes, "text to ids and back");
     ledger.reserve("rows", needs.rows * ROW_BYTES, format!("{ROW_BYTES} bytes for each of {} rows", needs.rows));
-    ledger.reserve("output", answer * OUTPUT_ROWS.min(limits.rows_per_part).min(needs.rows), "answers of a row group under construction");
+    ledger.reserve("output", limits.output_bytes, "answers of a row group under construction");
     ledger.reserve("panels in flight", 2 * panel, format!("trunk streams in panels of at most {}", show_bytes(panel)));
     ledger.reserve("blocks in flight", limits.blocks_in_flight * block, format!("experts of {} stream", show_bytes(block)));
     ledger.reserve("sequence state", state_bytes, format!("up to {wave} sequences in flight, each up to {} tokens", needs.longest));
@@ -246,7 +241,7 @@ mod tests {
     }
 
     fn limits(budget_bytes: u64) -> Limits {
-        Limits { budget_bytes, wave: None, prefill_rows: None, resident_bytes: None, blocks_in_flight: 4, rows_per_part: 10_000 }
+        Limits { budget_bytes, wave: None, prefill_rows: None, resident_bytes: None, blocks_in_flight: 4, output_bytes: 1 << 20 }
     }
 
     fn row(prompt_tokens: u32, max_tokens: u32, drawn: bool) -> RowFacts {
