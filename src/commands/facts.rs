@@ -2,7 +2,7 @@
 
 use crate::job::EngineSection;
 use crate::machine;
-use crate::model::manifest::Manifest;
+use crate::model::manifest::{Manifest, Weight};
 use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
 use crate::plan::{Limits, ModelFacts};
@@ -24,10 +24,13 @@ pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: boo
         let row_bytes = bytes / weight.rows() as u64;
         (0..weight.panels()).map(move |p| weight.panel(p).len() as u64 * row_bytes)
     });
+    let embedding = manifest.embedding.0 as usize;
+    let panels_before = manifest.weights[..embedding].iter().map(Weight::panels).sum::<usize>();
     let expert_row = manifest.blocks().map(|(_, b)| 2 * b.width + b.inner).max().unwrap_or(0);
     ModelFacts {
         panels: panels.collect(),
-        streamed_bytes: weight_bytes.iter().sum::<u64>() - weight_bytes[manifest.embedding.0 as usize],
+        embedding: panels_before..panels_before + manifest.weight(manifest.embedding).panels(),
+        embedding_row_bytes: weight_bytes[embedding] / manifest.vocab as u64,
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
         sequence_bytes: manifest.fixed_floats() as u64 * FLOAT,
         token_bytes: manifest.token_floats() as u64 * FLOAT,

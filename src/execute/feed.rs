@@ -28,6 +28,8 @@ pub struct SweepFeed<'a> {
     engine: &'a Engine<'a>,
     spans: Vec<SpanRows<'a>>,
     layer: usize,
+    /// The panel asked for last: attention wants one before and after it looks at its states, and it is read once.
+    last: Option<(Piece, Lease)>,
     /// (row, expert) pairs served.
     pub expert_rows: u64,
     /// Distinct (layer, expert).
@@ -42,7 +44,7 @@ type Chosen = Vec<(u32, f32)>;
 impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other.
     pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>) -> Self {
-        SweepFeed { engine, spans, layer: 0, expert_rows: 0, expert_loads: 0, decode_expert_loads: 0 }
+        SweepFeed { engine, spans, layer: 0, last: None, expert_rows: 0, expert_loads: 0, decode_expert_loads: 0 }
     }
 
     /// Says which layer comes next.
@@ -54,8 +56,15 @@ impl<'a> SweepFeed<'a> {
         self.spans.last().map_or(0, |s| s.rows.end)
     }
 
-    fn take(&self, weight: WeightId, panel: usize) -> Result<Lease> {
-        self.engine.store.take(Piece::Panel { weight, panel: panel as u32 })
+    fn take(&mut self, weight: WeightId, panel: usize) -> Result<Lease> {
+        let piece = Piece::Panel { weight, panel: panel as u32 };
+        if let Some((_, lease)) = self.last.take_if(|(last, _)| *last == piece) {
+            return Ok(lease);
+        }
+        self.last = None; // its memory takes the next one
+        let lease = self.engine.store.take(piece)?;
+        self.last = Some((piece, lease.clone()));
+        Ok(lease)
     }
 
     fn matrix<'l>(&self, weight: WeightId, rows: usize, lease: &'l Lease) -> Matrix<'l> {

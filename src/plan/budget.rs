@@ -3,6 +3,8 @@
 //! Order of claims (a token's bytes fall most by the first): one sequence and a few rows so that the job can run at all, then
 //! sequence state up to the widest useful wave, then rows, then trunk kept in memory, then experts kept in memory.
 
+use std::ops::Range;
+
 use crate::memory::Ledger;
 use crate::request::RowFacts;
 use crate::units::show_bytes;
@@ -12,8 +14,10 @@ use crate::units::show_bytes;
 pub struct ModelFacts {
     /// Every panel in the manifest's order, embedding and head included.
     pub panels: Vec<u64>,
-    /// Of these, what a sweep streams when nothing is kept: all but the embedding.
-    pub streamed_bytes: u64,
+    /// Of these panels, the embedding's: read row by row, unless they are kept.
+    pub embedding: Range<usize>,
+    /// A row of the embedding.
+    pub embedding_row_bytes: u64,
     /// A layer with routed experts each: experts, experts a row, bytes of a block.
     pub blocks: Vec<(u64, u64, u64)>,
     /// A sequence's states, whatever its length.
@@ -227,7 +231,8 @@ mod tests {
     pub fn facts() -> ModelFacts {
         ModelFacts {
             panels: vec![1 << 20; 40],
-            streamed_bytes: 39 << 20,
+            embedding: 39..40,
+            embedding_row_bytes: 512,
             blocks: vec![(64, 4, 100_000); 8],
             sequence_bytes: 400_000,
             token_bytes: 1000,

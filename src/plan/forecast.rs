@@ -34,12 +34,15 @@ pub fn forecast(mut schedule: Schedule, m: &ModelFacts) -> Forecast {
         }
     }
     let (kept_panels, kept_blocks) = (schedule.allotment().kept_panels, schedule.allotment().kept_blocks);
-    let kept: u64 = m.panels[..kept_panels as usize].iter().sum();
+    let kept_panels = kept_panels as usize;
+    let kept: u64 = m.panels[..kept_panels].iter().sum();
+    let streamed = (kept_panels..m.panels.len()).filter(|i| !m.embedding.contains(i)).map(|i| m.panels[i]).sum::<u64>();
+    let embedding_row = if m.embedding.end <= kept_panels { 0 } else { m.embedding_row_bytes };
     let mut outcome = Outcome::default();
     let mut experts = 0.0;
     while let Some(sweep) = schedule.next(&outcome) {
         f.sweeps += 1;
-        f.bytes_trunk += m.streamed_bytes.saturating_sub(kept);
+        f.bytes_trunk += streamed + sweep.rows() as u64 * embedding_row;
         experts += union_bytes(m, kept_blocks, sweep.rows() as f64);
         let rows = schedule.rows();
         let ended = sweep.spans.iter().filter(|s| u64::from(s.positions.end) >= rows[s.row as usize].positions_max());
