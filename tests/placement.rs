@@ -1,0 +1,117 @@
+//! Where weights lie and who runs together decides speed alone: one answer, bit for bit, whatever the settings.
+
+use serde_json::{Value, json};
+
+use crate::house::{House, Row, data_hash, demo_model, documents, root, summary};
+
+/// Bits of everything that a row can show.
+const SHOWN: &[&str] = &[
+    "input.template={{ summary }}\n\n{{ section }}",
+    "sampling.max_tokens=4",
+    "sampling.ignore_eos=true",
+    "sampling.logprobs=true",
+    "sampling.prompt_logprobs=true",
+    "output.rows_per_part=10",
+];
+
+#[test]
+fn placement_threads_grouping_and_waves_do_not_change_a_byte() {
+    let house = House::new();
+    let input = house.lines("in.jsonl", &documents(24));
+    let run = |sets: &[&str]| {
+        let out = house.fresh("out");
+        house.run(&input, &out, &[SHOWN, sets].concat()).says(0, &[]);
+        (data_hash(&out), summary(&out))
+    };
+    let (expected, kept) = run(&[]);
+    assert!(kept["blocks"]["resident"].as_u64() > Some(0), "by default weights are kept: {kept}");
+    let (streamed_hash, streamed) = run(&["engine.resident=0"]);
+    assert_eq!(streamed["blocks"]["resident"], 0, "{streamed}");
+    assert!(streamed["bytes_read"].as_u64() > kept["bytes_read"].as_u64());
+    assert_eq!(streamed_hash, expected, "streamed");
+    let settings: &[&[&str]] = &[
+        &["engine.resident=5MB", "engine.threads=1"],
+        &["engine.memory=80MiB", "engine.threads=2", "plan.grouping=random"],
+        &["engine.memory=96MiB", "plan.grouping=length", "engine.wave=3"],
+        &["engine.resident=0", "engine.wave=1", "engine.prefill_rows=512"],
+        &["engine.wave=64", "engine.prefill_rows=512", "engine.threads=2", "plan.grouping=random"],
+        &["engine.prefill_rows=7", "engine.wave=3", "plan.grouping=length"],
+        &["engine.prefill_rows=1", "engine.wave=64"],
+        &["engine.kernel=scalar", "engine.prefill_rows=512"],
+    ];
+    for sets in settings {
+        assert_eq!(run(sets).0, expected, "{sets:?}");
+    }
+}
+
+#[test]
+fn the_plan_foretells_the_run() {
+    let house = House::new();
+    let mut lines = documents(24);
+    lines[7]["text"] = Value::Null;
+    let input = house.lines("in.jsonl", &lines);
+    let out = house.path("out");
+    for (i, sets) in
+        [&[][..], &["engine.resident=0", "engine.wave=5"], &["engine.memory=90MiB", "engine.prefill_rows=64"]].iter().enumerate()
+    {
+        let sets = [&["input.template={{ text }}", "sampling.max_tokens=3"], *sets].concat();
+        let done = house.command(
+            &crate::house::args("plan", &input, &out, &sets).iter().chain([&"--json".to_string()]).map(AsRef::as_ref).collect::<Vec<_>>(),
+        );
+        done.says(0, &[]);
+        assert!(!out.exists(), "a plan makes nothing");
+        let plan: Value = serde_json::from_str(&done.out).expect("JSON");
+        let ran = house.path(&format!("ran-{i}"));
+        house.run(&input, &ran, &sets).says(1, &[]);
+        let ran = summary(&ran);
+        let n = |from: &Value, key: &str| from[key].as_u64().unwrap_or_else(|| panic!("{key} in {from}"));
+        assert_eq!((n(&plan, "rows"), n(&plan, "rows_faulty")), (n(&ran, "rows_total"), n(&ran, "rows_errored")));
+        assert_eq!(n(&plan, "prompt_tokens"), n(&ran, "prompt_tokens"));
+        assert_eq!(n(&plan, "ledger_total"), n(&ran, "ledger_total"), "{sets:?}");
+        for (forecast, read) in [
+            ("bytes_trunk", "bytes_read_trunk"),
+            ("bytes_experts", "bytes_read_experts"),
+            ("sweeps", "sweeps"),
+            ("completion_tokens_max", "completion_tokens"),
+        ] {
+            assert!(n(&plan, forecast) >= n(&ran, read), "{sets:?}: {forecast} {} under {read} {}", n(&plan, forecast), n(&ran, read));
+        }
+    }
+    house.job("plan", &input, &out, &["input.template={{ text }}"]).says(0, &[]);
+}
+
+/// Field case 13, first half, on one model: what an answer's tokens scored when they were made is what they score when they are given.
+fn answers_score_as_prompts(model: &std::path::Path, vocab: u64, settings: &[&str]) {
+    let house = House::new();
+    let set = format!("model.path={}", model.display());
+    let id = |i: u64| (i * 7_919 + i * i * 31 + 3) % vocab;
+    let prompts = [18, 19, 20, 38, 39].map(|n| (0..n).map(|i| id(i + n)).collect::<Vec<u64>>());
+    let lines = prompts.each_ref().map(|ids| json!({ "prompt_token_ids": ids }));
+    let free = [&set, "sampling.max_tokens=30", "sampling.ignore_eos=true", "sampling.logprobs=true"];
+    let made = house.answers(&lines, &free, 0);
+    let whole = prompts.iter().zip(&made).map(|(ids, row)| {
+        let ids: Vec<i64> = ids.iter().map(|id| *id as i64).chain(row.tokens().iter().map(|id| i64::from(*id))).collect();
+        json!({ "prompt_token_ids": ids })
+    });
+    let whole: Vec<Value> = whole.collect();
+    for setting in settings {
+        let prefill = format!("engine.prefill_rows={setting}");
+        let scored = house.answers(&whole, &[&set, "sampling.max_tokens=0", "sampling.prompt_logprobs=true", &prefill], 0);
+        let rows: Vec<(&Row, &Row)> = made.iter().zip(&scored).collect();
+        for (made, scored) in rows {
+            let scores = scored.prompt_logprobs.as_deref().expect("asked for");
+            assert_eq!(scores[0], None);
+            let given: Vec<u32> = scores[made.prompt_tokens as usize..].iter().map(|x| x.expect("a number")).collect();
+            assert_eq!(Some(&given), made.logprobs.as_ref(), "{} rows a sweep, a prompt of {}", setting, made.prompt_tokens);
+        }
+        assert_eq!(house.answers(&lines, &[&free[..], &[&prefill]].concat(), 0), made, "{setting}");
+    }
+}
+
+#[test]
+fn an_answer_scores_as_it_did_when_it_was_made() {
+    answers_score_as_prompts(&demo_model(), 3_840, &["7", "512"]);
+    for golden in ["tiny", "odd"] {
+        answers_score_as_prompts(&root().join(format!("fixtures/goldens/{golden}/checkpoint")), 384, &["1", "7", "512"]);
+    }
+}
