@@ -2,7 +2,7 @@
 //!
 //! A softmax over n keys can be folded block by block, but each way of cutting rounds differently. So the cut is part of the
 //! definition: blocks of [`GRID`] positions from position 0. A row's bits depend on its query, the cache and its position,
-//! never on which rows came along. A task takes some rows and four heads through one block of keys after another,
+//! never on which rows came along. A task takes some rows and heads through one block of keys after another,
 //! so that a block of 64 x 576 numbers (147 KB) comes from memory once for all of them.
 #![allow(unsafe_code)] // Heads write their columns of shared rows in parallel.
 
@@ -21,9 +21,12 @@ const GRID: usize = 64;
 const CHUNKS: usize = GRID / LANES;
 const _: () = assert!(CHUNKS * LANES == GRID);
 
-/// Rows and heads of a task.
+/// Most rows of a task, and most (row, head) pairs: their sums, 2 KiB each, stay in the second cache.
 const TASK_ROWS: usize = 8;
-const TASK_HEADS: usize = 4;
+const TASK_PAIRS: usize = 64;
+
+/// Most heads that go through a block together.
+const GROUP: usize = 4;
 
 /// Inputs of [`Kernels::attend`].
 #[derive(Clone, Copy, Debug)]
@@ -58,21 +61,24 @@ impl Kernels {
         let &Attention { rows, heads, key_width, value_width, first, .. } = attention;
         assert!(rows < 2 || out.stride >= heads * value_width, "attend: rows of out overlap");
         let out = &out.target();
-        let groups = heads.div_ceil(TASK_HEADS);
         let operations = 2 * rows * heads * (first + rows) * (key_width + value_width);
-        // Few rows: a task each, for more threads to share.
-        let task_rows = if parallel::worth(operations) { rows.div_ceil(8).clamp(1, TASK_ROWS) } else { TASK_ROWS };
-        parallel::each(rows.div_ceil(task_rows) * groups, operations, |task| {
-            let (r, h) = (task / groups * task_rows, task % groups * TASK_HEADS);
-            let (rows, heads) = (r..rows.min(r + task_rows), h..heads.min(h + TASK_HEADS));
+        let task_rows = rows.clamp(1, TASK_ROWS);
+        let row_tasks = rows.div_ceil(task_rows);
+        // As many heads as share a block's keys well, as few as leave every thread some tasks.
+        let share = heads.div_ceil(parallel::tasks(operations).div_ceil(row_tasks.max(1)));
+        let task_heads = share.clamp(1, TASK_PAIRS / task_rows).next_multiple_of(GROUP);
+        let head_tasks = heads.div_ceil(task_heads);
+        parallel::each(row_tasks * head_tasks, operations, |task| {
+            let (r, h) = (task / head_tasks * task_rows, task % head_tasks * task_heads);
+            let (rows, heads) = (r..rows.min(r + task_rows), h..heads.min(h + task_heads));
             let width = value_width.div_ceil(LANES);
-            let lines = rows.len() * TASK_HEADS * (width + 1) + TASK_HEADS * CHUNKS;
+            let lines = rows.len() * heads.len() * (width + 1) + GROUP * CHUNKS;
             scratch::with(lines, |lines| self.run(Task { attention, rows, heads, width, lines, out }));
         });
     }
 }
 
-/// Some rows of up to four heads.
+/// Some rows of some heads.
 struct Task<'a> {
     attention: &'a Attention<'a>,
     rows: Range<usize>,
@@ -93,12 +99,12 @@ impl Operation for Task<'_> {
     #[inline(always)]
     fn run<L: Lanes>(mut self) {
         let lines = std::mem::take(&mut self.lines);
-        let (probabilities, states) = lines.split_at_mut(TASK_HEADS * CHUNKS);
+        let (probabilities, states) = lines.split_at_mut(GROUP * CHUNKS);
         for state in states.chunks_exact_mut(self.width + 1) {
             state.fill(Line([0.0; LANES]));
             state[self.width].0[MAX] = f32::NEG_INFINITY;
         }
-        let row_lines = TASK_HEADS * (self.width + 1);
+        let row_lines = self.heads.len() * (self.width + 1);
         let end = self.attention.first + self.rows.end; // positions that the last row sees
         for block in (0..end).step_by(GRID) {
             for (r, states) in self.rows.clone().zip(states.chunks_exact_mut(row_lines)) {
@@ -123,7 +129,6 @@ impl Task<'_> {
     fn fold<L: Lanes>(&self, r: usize, positions: Range<usize>, probabilities: &mut [Line], states: &mut [Line]) {
         let mut h = 0;
         while h < self.heads.len() {
-            let probabilities = &mut probabilities[h * CHUNKS..];
             let states = &mut states[h * (self.width + 1)..];
             let positions = positions.clone();
             h += match self.heads.len() - h {
@@ -155,12 +160,15 @@ impl Task<'_> {
             let state = &mut states[i * (self.width + 1) + self.width].0;
             rescale[i] = soften::<L>(&mut probabilities[i * CHUNKS..][..CHUNKS], state);
         }
+        let whole = self.attention.value_width / LANES;
         let mut column = 0;
         while column < self.width {
-            column += match self.width - column {
-                4.. if L::WIDE => self.gather::<L, H, 4>(column, positions.clone(), probabilities, rescale, states),
-                2.. => self.gather::<L, H, 2>(column, positions.clone(), probabilities, rescale, states),
-                _ => self.gather::<L, H, 1>(column, positions.clone(), probabilities, rescale, states),
+            let positions = positions.clone();
+            column += match whole - column {
+                4.. if L::WIDE => self.gather::<L, H, 4, false>(column, positions, probabilities, rescale, states),
+                2.. => self.gather::<L, H, 2, false>(column, positions, probabilities, rescale, states),
+                1 => self.gather::<L, H, 1, false>(column, positions, probabilities, rescale, states),
+                _ => self.gather::<L, H, 1, true>(column, positions, probabilities, rescale, states),
             };
         }
         H
@@ -192,9 +200,9 @@ impl Task<'_> {
         }
     }
 
-    /// W chunks of the outputs of H heads: rescaled, then the block's values in order of position. Returns W.
+    /// W chunks of the outputs of H heads, or one ragged one: rescaled, then the block's values in order of position. Returns W.
     #[inline(always)]
-    fn gather<L: Lanes, const H: usize, const W: usize>(
+    fn gather<L: Lanes, const H: usize, const W: usize, const RAGGED: bool>(
         &self,
         column: usize,
         positions: Range<usize>,
@@ -212,16 +220,12 @@ impl Task<'_> {
         for (j, p) in positions.enumerate() {
             let row = &a.values.row(p, a.value_width)[column * LANES..];
             let mut values = [L::splat(0.0); W];
-            match row.as_chunks::<LANES>().0.first_chunk::<W>() {
-                Some(chunks) => {
-                    for c in 0..W {
-                        values[c] = L::load(&chunks[c]);
-                    }
-                }
-                None => {
-                    for (value, part) in values.iter_mut().zip(row.chunks(LANES)) {
-                        *value = L::load_part(part, 0.0);
-                    }
+            if RAGGED {
+                values[0] = L::load_part(row, 0.0);
+            } else {
+                let chunks = &row.as_chunks::<LANES>().0[..W];
+                for c in 0..W {
+                    values[c] = L::load(&chunks[c]);
                 }
             }
             for i in 0..H {

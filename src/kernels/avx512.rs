@@ -98,10 +98,16 @@ fn fours(ab: __m512, cd: __m512) -> __m512 {
     set!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)))
 }
 
-/// Four lanes of each of four accumulators.
+/// Four lanes of each row's accumulator of output n; zeros where the block has no such row or output.
 #[inline(always)]
-fn four_rows([a, b, c, d]: [Avx512; 4]) -> __m512 {
-    fours(eights(a.0, b.0), eights(c.0, d.0))
+fn output_sums<const R: usize, const N: usize>(block: &[[Avx512; N]; R], n: usize) -> __m512 {
+    let (a, b, c, d) = (cell(block, 0, n), cell(block, 1, n), cell(block, 2, n), cell(block, 3, n));
+    fours(eights(a, b), eights(c, d))
+}
+
+#[inline(always)]
+fn cell<const R: usize, const N: usize>(block: &[[Avx512; N]; R], r: usize, n: usize) -> __m512 {
+    if r < R && n < N { block[r][n].0 } else { set!(_mm512_setzero_ps()) }
 }
 
 /// The third step: two lanes of each.
@@ -166,14 +172,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn sums<const R: usize, const N: usize>(block: [[Self; N]; R]) -> [[f32; N]; R] {
         const { assert!(R <= 4 && N <= 4) };
-        let mut square = [[Avx512::splat(0.0); 4]; 4]; // [output, row]
-        for r in 0..R {
-            for n in 0..N {
-                square[n][r] = block[r][n];
-            }
-        }
-        let left = twos(four_rows(square[0]), four_rows(square[1]));
-        let right = twos(four_rows(square[2]), four_rows(square[3]));
+        let left = twos(output_sums(&block, 0), output_sums(&block, 1));
+        let right = twos(output_sums(&block, 2), output_sums(&block, 3));
         let mut sums = [0.0; LANES]; // [row, output]
         Avx512(ones(left, right)).store(&mut sums);
         let mut out = [[0.0; N]; R];

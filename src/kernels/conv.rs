@@ -20,7 +20,7 @@ impl Kernels {
         assert!(x.len() == y.len() && x.len().is_multiple_of(channels), "short_conv_silu: x and y are not [T, C]");
         let taps = weight.len() / channels;
         let operations = x.len() * (16 + 2 * taps);
-        scratch::with(taps * channels.div_ceil(LANES), |filters| {
+        scratch::with_shared(taps * channels.div_ceil(LANES), |filters| {
             transpose(weight, taps, filters);
             let (filters, before) = (&*filters, &*tail);
             parallel::pieces(y, channels, operations, |first, y| self.run(Conv { x, before, filters, channels, first, y }));

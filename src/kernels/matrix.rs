@@ -171,16 +171,35 @@ impl Row for Floats<'_> {
     }
 }
 
-/// Scratch: a decoded row, its tail already filled up with zeros.
-impl Row for &[Line] {
+/// Scratch: row `at` of N rows that are woven together, chunk by chunk, so that a block of sums reads one stream of
+/// memory and not one a row. A ragged end is already filled up with zeros.
+#[derive(Clone, Copy)]
+pub(super) struct Woven<'a, const N: usize> {
+    lines: &'a [[Line; N]],
+    at: usize,
+}
+
+impl<'a, const N: usize> Woven<'a, N> {
+    /// All N rows.
+    #[inline(always)]
+    pub(super) fn rows(lines: &'a [[Line; N]]) -> [Self; N] {
+        let mut rows = [Woven { lines, at: 0 }; N];
+        for (at, row) in rows.iter_mut().enumerate() {
+            row.at = at;
+        }
+        rows
+    }
+}
+
+impl<const N: usize> Row for Woven<'_, N> {
     #[inline(always)]
     fn whole(self) -> usize {
-        self.len()
+        self.lines.len()
     }
     #[inline(always)]
     unsafe fn chunk<L: Lanes>(self, i: usize) -> L {
         // SAFETY: the caller's promise.
-        L::load(unsafe { &self.get_unchecked(i).0 })
+        L::load(unsafe { &self.lines.get_unchecked(i)[self.at].0 })
     }
     #[inline(always)]
     fn tail<L: Lanes>(self) -> Option<L> {

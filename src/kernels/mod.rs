@@ -26,6 +26,7 @@ mod norm;
 mod parallel;
 mod pointwise;
 mod scratch;
+mod tile;
 mod transposed;
 mod view;
 

@@ -37,12 +37,12 @@ pub fn spread<T: Send>(items: Vec<T>, f: impl Fn(T) + Sync + Send) {
     }
 }
 
-/// Cuts `data` into pieces of whole units and runs `task(index of the piece's first unit, piece)` on each.
-pub(super) fn pieces(data: &mut [f32], unit: usize, operations: usize, task: impl Fn(usize, &mut [f32]) + Send + Sync) {
+/// Cuts `data` into pieces of whole units (the last may be smaller) and runs `task(index of the piece's first unit, piece)` on each.
+pub(super) fn pieces<T: Send>(data: &mut [T], unit: usize, operations: usize, task: impl Fn(usize, &mut [T]) + Send + Sync) {
     if data.is_empty() {
         return;
     }
-    let units = data.len() / unit;
+    let units = data.len().div_ceil(unit);
     let piece = units.div_ceil(tasks(operations));
     if piece >= units {
         task(0, data);

@@ -1,4 +1,4 @@
-//! Working memory that is allocated once a thread: a kernel allocates nothing a call.
+//! Working memory that is allocated once a thread and kept: a kernel allocates nothing a call.
 
 use std::cell::Cell;
 
@@ -10,16 +10,27 @@ use super::lanes::LANES;
 pub(super) struct Line(pub(super) [f32; LANES]);
 
 thread_local! {
-    static KEPT: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    static OWN: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    static SHARED: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-/// Lends `lines` lines with arbitrary contents. A nested loan on the same thread (a stolen task) gets memory of its own.
+/// Lends `lines` lines with arbitrary contents to a task.
 pub(super) fn with<T>(lines: usize, work: impl FnOnce(&mut [Line]) -> T) -> T {
-    let mut memory = KEPT.take();
+    lend(&OWN, lines, work)
+}
+
+/// Lends `lines` lines with arbitrary contents to a call whose tasks borrow from [`with`].
+pub(super) fn with_shared<T>(lines: usize, work: impl FnOnce(&mut [Line]) -> T) -> T {
+    lend(&SHARED, lines, work)
+}
+
+fn lend<T>(kept: &'static std::thread::LocalKey<Cell<Vec<Line>>>, lines: usize, work: impl FnOnce(&mut [Line]) -> T) -> T {
+    // Taken, not borrowed: a loan inside a loan (a task stolen while waiting) gets memory of its own.
+    let mut memory = kept.take();
     if memory.len() < lines {
         memory.resize(lines, Line([0.0; LANES]));
     }
     let result = work(&mut memory[..lines]);
-    KEPT.set(memory);
+    kept.set(memory);
     result
 }

@@ -93,8 +93,8 @@ fn matmul_is_the_definition_on_every_path_for_any_rows() {
             let cols = if format == 2 { cols.next_multiple_of(32) } else { cols };
             let weights = Weights::new(format, outputs, cols);
             let w = weights.decoded();
-            for rows in [1, 2, 3, 4, 5, 6, 7, 8, 13, 131] {
-                if rows > 13 && cols > 100 {
+            for rows in [1, 2, 3, 4, 5, 6, 7, 8, 13, 26, 131] {
+                if rows > 26 && cols > 100 {
                     continue;
                 }
                 let x = noise(n as u64 + 50, rows * cols);
