@@ -22,7 +22,7 @@ fn a_budget_that_is_too_small_names_the_smallest_and_that_one_works() {
     let out = house.path("out");
     let sets = [TEXT, "sampling.max_tokens=2"];
     let done = house.run(&input, &out, &[&sets[..], &["engine.memory=20MiB"]].concat());
-    done.says(3, &["engine.memory", "MiB"]);
+    done.says(3, &["engine.memory", "MiB", "the longest row"]);
     assert!(!out.exists());
     let smallest = done.err.split_whitespace().find(|word| word.ends_with("MiB;")).expect("a budget").trim_end_matches(';');
     let n: u64 = smallest.trim_end_matches("MiB").parse().expect("a number");
@@ -268,4 +268,13 @@ fn no_home_is_needed_and_nothing_is_left_about() {
     let left: Vec<_> = fs::read_dir(&model).expect("a model").map(|e| e.expect("an entry").file_name()).collect();
     assert_eq!(left.len(), fs::read_dir(demo_model()).expect("a model").count(), "{left:?}");
     open(&model, 0o755);
+}
+
+#[test]
+fn a_row_that_asks_for_more_than_memory_holds_is_named_before_work() {
+    let house = House::new();
+    let long = json!({ "id": "greedy", "prompt": "x", "params": { "max_tokens": 2_147_483_647 } });
+    let input = house.lines("in.jsonl", &[json!({ "id": "a", "prompt": "x" }), long]);
+    house.run(&input, &house.path("out"), &["engine.memory=1GiB"]).says(3, &["`greedy`", "2,147,483,647 tokens", "sequence state"]);
+    assert!(!house.path("out").exists());
 }

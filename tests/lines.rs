@@ -88,8 +88,8 @@ fn five_megabytes_in_a_line_are_one_row_and_take_seconds() {
     assert!(rows[0].message.as_deref().is_some_and(|text| text.contains("128") && text.contains("input.max_prompt_tokens")));
     for side in ["left", "right"] {
         let cut = format!("input.truncate={side}");
-        let rows = house.answers(&lines, &["sampling.max_tokens=1", "input.max_prompt_tokens=128", &cut], 0);
-        assert!(rows[..3].iter().all(|row| row.truncated_tokens > 1_000 && row.prompt_tokens <= 128), "{rows:?}");
+        let rows = house.answers(&lines[..1], &["sampling.max_tokens=1", "input.max_prompt_tokens=128", &cut], 0);
+        assert!(rows[0].truncated_tokens > 1_000_000 && rows[0].prompt_tokens <= 128, "{rows:?}");
     }
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }

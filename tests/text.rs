@@ -56,8 +56,6 @@ fn unfinished_thinking_is_never_the_answer() {
     if split(&vocabulary, stopped, "").1.is_empty() {
         assert_eq!(stopped.tokens, all[12].tokens, "a word inside thinking stops nothing");
     }
-    // An answer that opens its response: the markup is given as the prompt's own ids would be, by the model's folder.
-    assert!(all.iter().all(|row| row.reasoning.is_some()));
     let closed = house.answers(&[json!({ "messages": prompt, "params": { "max_tokens": 3 } })], &[], 0);
     assert_eq!(closed[0].reasoning, None, "the channel was not opened");
 }

@@ -9,9 +9,11 @@ use crate::job::Job;
 use crate::kernels::{Kernels, Path as KernelPath};
 use crate::model::{self, Model};
 use crate::plan::{self, Limits, ModelFacts, Schedule};
+use crate::request::RowFacts;
+use crate::spool::Spool;
 use crate::store::{Checkpoint, Keep};
 use crate::tokenizer::Tokenizer;
-use crate::units::show_bytes;
+use crate::units::{show_bytes, show_count};
 
 /// A job that is ready to run.
 pub struct Prepared {
@@ -37,17 +39,25 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
     let rows = std::mem::take(&mut input.facts);
     let limits = facts::limits(&job.engine, job.output.rows_per_part, &rows);
-    let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits))?;
+    let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
     checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
     let schedule = Schedule::new(rows, job.grouping, allotment, (facts.sequence_bytes, facts.token_bytes));
     Ok(Prepared { model, checkpoint, tokenizer, input, facts, limits, schedule, kernels })
 }
 
-fn refusal(refusal: &plan::Refusal, limits: &Limits) -> Error {
+/// The row that may take most tokens, for a message.
+fn longest(rows: &[RowFacts], spool: &Spool) -> String {
+    let running = (0u64..).zip(rows).filter(|(_, row)| !row.is_idle());
+    let Some((index, row)) = running.max_by_key(|(_, row)| row.positions_max()) else { return String::new() };
+    let id = spool.get(index).map_or_else(|_| format!("number {index}"), |request| request.id.chars().take(60).collect());
+    format!("; the longest row, `{id}`, may take {} tokens", show_count(row.positions_max()))
+}
+
+fn refusal(refusal: &plan::Refusal, limits: &Limits, longest: &str) -> Error {
     let mib = refusal.smallest_bytes.div_ceil(1 << 20);
     let most = refusal.ledger.lines.iter().find(|l| l.name == refusal.blame).map_or(0, |l| l.bytes);
     Error::refused(format!(
-        "engine.memory is {}, but this job needs at least {mib}MiB; most of it is `{}` ({})",
+        "engine.memory is {}, but this job needs at least {mib}MiB; most of it is `{}` ({}){longest}",
         show_bytes(limits.budget_bytes),
         refusal.blame,
         show_bytes(most)

@@ -118,7 +118,8 @@ impl Needs {
             longest,
             longest_answer: running().map(|r| u64::from(r.max_tokens)).max().unwrap_or(0),
             drawn: running().any(|r| r.drawn),
-            state_all: running().map(|r| m.sequence_bytes + r.positions_max() * m.token_bytes).sum(),
+            // Many rows of absurd lengths are refused below, not a fault of the program.
+            state_all: running().map(|r| state_of(m, r.positions_max())).fold(0, u64::saturating_add),
         }
     }
 }
