@@ -96,7 +96,7 @@ fn a_parquet_struct_of_params_takes_doubles_and_nulls() {
 fn every_writers_parquet_gives_the_same_answers() {
     let house = House::new();
     let folder = root().join("fixtures/parquet");
-    let sets = ["input.template={{ text }}", "sampling.max_tokens=1", "input.max_prompt_tokens=24", "input.truncate=right"];
+    let sets = ["input.template={{ text }}", "sampling.max_tokens=1", "input.max_prompt_tokens=48", "input.truncate=right"];
     let plain = house.rows_of(&folder.join("none.parquet"), &sets, 0);
     assert_eq!(plain.len(), 50);
     let names = ["snappy", "gzip", "brotli", "lz4", "zstd", "page-v2", "delta-byte-array", "delta-length-byte-array", "groups-of-7"];

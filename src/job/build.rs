@@ -17,7 +17,7 @@ const ROWS_PER_PART: u64 = 10_000;
 pub(super) fn job(settings: &Settings) -> Result<Job> {
     precision(settings)?;
     Ok(Job {
-        model: required(settings, "model.path", "\"models/kimi\"", "--model")?.path()?,
+        model: required(settings, "model.path", "\"models/demo\"", "--model")?.path()?,
         input: input(settings)?,
         sampling: sampling(settings)?,
         engine: engine(settings)?,

@@ -79,7 +79,7 @@ fn every_key_reaches_its_place() {
 #[test]
 fn what_is_missing_is_named_with_an_example() {
     for (key, part) in [
-        ("model.path", "`path = \"models/kimi\"` under [model], or give --model"),
+        ("model.path", "`path = \"models/demo\"` under [model], or give --model"),
         ("input.path", "`path = \"docs/*.jsonl\"` under [input], or give --input"),
         ("output.path", "`path = \"out\"` under [output], or give --output"),
     ] {
