@@ -38,7 +38,10 @@ pub struct SweepFeed<'a> {
     pub decode_expert_loads: u64,
 }
 
-/// Rows that chose an expert, and with what weight.
+/// Rows whose sums are taken by one task.
+const SUMMED_ROWS: usize = 64;
+
+/// Rows that chose an expert, ascending, and with what weight.
 type Chosen = Vec<(u32, f32)>;
 
 impl<'a> SweepFeed<'a> {
@@ -100,13 +103,13 @@ impl<'a> SweepFeed<'a> {
             let piece = Piece::Block { layer: self.layer as u32, expert: *expert as u32 };
             let lease = self.engine.store.take(piece)?;
             self.check_scales(piece, blocks, &lease)?;
+            jobs.push((lease, chosen, scratch.take(chosen.len() * width)));
+        }
+        spread(jobs.iter_mut().collect(), |(lease, chosen, out)| {
             let mut gathered = scratch.take(chosen.len() * width);
-            for (to, &(row, _)) in gathered.chunks_exact_mut(width).zip(chosen) {
+            for (to, &(row, _)) in gathered.chunks_exact_mut(width).zip(chosen.iter()) {
                 to.copy_from_slice(&z[row as usize * width..(row as usize + 1) * width]);
             }
-            jobs.push((lease, gathered, scratch.take(chosen.len() * width)));
-        }
-        spread(jobs.iter_mut().collect(), |(lease, gathered, out)| {
             let part = |(i, part): (usize, &Part)| match part.format {
                 PartFormat::Mxfp4 => {
                     let data = Data::Mxfp4 { packed: lease.part(2 * i), scales: lease.part(2 * i + 1) };
@@ -114,13 +117,22 @@ impl<'a> SweepFeed<'a> {
                 }
             };
             let parts: Vec<Matrix<'_>> = blocks.parts.iter().enumerate().map(part).collect();
-            f(&Block { parts: &parts }, gathered, out);
+            f(&Block { parts: &parts }, &gathered, out);
         });
-        for ((_, _, out), (_, chosen)) in jobs.iter().zip(batch) {
-            for (from, &(row, weight)) in out.chunks_exact(width).zip(chosen) {
-                kernels.add_scaled(&mut y[row as usize * width..(row as usize + 1) * width], from, weight);
+        // By ranges of rows, so that a row's sum has one owner; in each, experts in ascending id.
+        spread(y.chunks_mut(SUMMED_ROWS * width).enumerate().collect(), |(range, y)| {
+            let first = (range * SUMMED_ROWS) as u32;
+            for (_, chosen, out) in &jobs {
+                let from = chosen.partition_point(|&(row, _)| row < first);
+                for (&(row, weight), out) in chosen[from..].iter().zip(out[from * width..].chunks_exact(width)) {
+                    let at = (row - first) as usize * width;
+                    if at >= y.len() {
+                        break;
+                    }
+                    kernels.add_scaled(&mut y[at..at + width], out, weight);
+                }
             }
-        }
+        });
         Ok(())
     }
 

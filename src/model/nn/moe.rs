@@ -2,10 +2,13 @@
 
 use super::{Glu, project, rms_norm};
 use crate::error::Result;
-use crate::kernels::{Kernels, View, ViewMut};
+use crate::kernels::{Kernels, View, ViewMut, spread};
 use crate::model::manifest::WeightId;
 use crate::model::{Block, Feed, Routing};
 use crate::scratch::{Buffer, Scratch};
+
+/// Rows that are routed by one task.
+const ROUTED_ROWS: usize = 64;
 
 /// The weights and widths of one layer.
 pub struct Moe {
@@ -65,18 +68,30 @@ impl Moe {
         feed.kernels().sigmoid(&mut scores);
         let bias = feed.vector(self.bias)?;
         let rows = x.len() / hidden;
-        let mut routing =
-            Routing { ids: Vec::with_capacity(rows * self.chosen), weights: Vec::with_capacity(rows * self.chosen), chosen: self.chosen };
-        let mut order: Vec<(f32, u32)> = Vec::with_capacity(self.experts);
-        for row in scores.chunks_exact(self.experts) {
-            choose(row, &bias, self.chosen, &mut order);
-            let chosen = order[..self.chosen].iter().map(|&(_, id)| row[id as usize]);
-            let sum: f32 = chosen.clone().sum();
-            let norm = if self.renormalize { sum + 1e-20 } else { 1.0 };
-            routing.weights.extend(chosen.map(|score| score / norm * self.scaling));
-            routing.ids.extend(order[..self.chosen].iter().map(|&(_, id)| id));
-        }
+        let mut routing = Routing { ids: vec![0; rows * self.chosen], weights: vec![0.0; rows * self.chosen], chosen: self.chosen };
+        let parts = routing.ids.chunks_mut(ROUTED_ROWS * self.chosen).zip(routing.weights.chunks_mut(ROUTED_ROWS * self.chosen));
+        let parts = scores.chunks(ROUTED_ROWS * self.experts).zip(parts).collect();
+        spread(parts, |(scores, (ids, weights))| {
+            let mut order = Vec::with_capacity(self.experts);
+            let rows = ids.chunks_exact_mut(self.chosen).zip(weights.chunks_exact_mut(self.chosen));
+            for (scores, (ids, weights)) in scores.chunks_exact(self.experts).zip(rows) {
+                choose(scores, &bias, self.chosen, &mut order);
+                self.weigh(scores, &order, ids, weights);
+            }
+        });
         Ok(routing)
+    }
+
+    /// Ids and weights of the chosen experts of one row, best first.
+    fn weigh(&self, scores: &[f32], order: &[(f32, u32)], ids: &mut [u32], weights: &mut [f32]) {
+        for ((id, weight), &(_, chosen)) in ids.iter_mut().zip(weights.iter_mut()).zip(order) {
+            *id = chosen;
+            *weight = scores[chosen as usize];
+        }
+        let norm = if self.renormalize { weights.iter().sum::<f32>() + 1e-20 } else { 1.0 };
+        for weight in weights {
+            *weight = *weight / norm * self.scaling;
+        }
     }
 
     /// w2 SiTU(w1 z, w3 z): z [rows, latent] -> out [rows, latent].
