@@ -40,7 +40,7 @@ pub fn read(file: &File, each: &mut dyn FnMut(Tensor<'_>) -> Result<(), String>)
     let mut length = [0u8; 8];
     file.read_exact_at(&mut length, 0).map_err(|_| format!("is no safetensors file: it has {size} bytes"))?;
     let length = u64::from_le_bytes(length);
-    if !(2..=HEADER_BYTES_MAX).contains(&length) || length > size - 8 {
+    if !(2..=HEADER_BYTES_MAX).contains(&length) || length > size.saturating_sub(8) {
         return Err(format!("is no safetensors file, or cut short: its header would take {length} of {size} bytes"));
     }
     let mut header = vec![0u8; length as usize];
