@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use proptest::prelude::*;
 
+mod rows;
+
 use super::feed::{SpanRows, SweepFeed};
 use super::*;
 use crate::kernels::{Path as KernelPath, View, ViewMut};
@@ -19,6 +21,7 @@ use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
 use crate::store::{Checkpoint, Keep, header};
+use crate::tokenizer::Channels;
 
 /// Logits may differ by so much of the largest logit's size.
 const LOGITS_TOLERANCE: f32 = 1e-4;
@@ -106,6 +109,7 @@ struct Bench {
     store: Checkpoint,
     spool: Spool,
     rows: Vec<RowFacts>,
+    words: Option<Words>,
     _folder: tempfile::TempDir,
 }
 
@@ -117,7 +121,7 @@ impl Bench {
         let mut spool = SpoolWriter::create(folder.path()).expect("a spool");
         requests.iter().for_each(|r| spool.push(r).expect("written"));
         let rows = requests.iter().map(RowFacts::of).collect();
-        Bench { model, store, spool: spool.finish().expect("closed"), rows, _folder: folder }
+        Bench { model, store, spool: spool.finish().expect("closed"), rows, words: None, _folder: folder }
     }
 
     fn engine<'a>(&'a self, kernels: Kernels, watch: &'a Ticks) -> Engine<'a> {
@@ -128,23 +132,66 @@ impl Bench {
             scratch: Scratch::default(),
             blocks_in_flight: 5,
             spool: &self.spool,
-            vocabulary: None,
+            vocabulary: self.words.as_ref().map(|words| words as &dyn Vocabulary),
             watch,
         }
     }
 
     /// All events, by row, and the tally.
     fn run(&self, kernels: Kernels, threads: usize, grouping: Grouping, wave: usize, prefill_rows: usize) -> (Vec<Event>, Tally) {
+        self.run_with(&Scratch::default(), kernels, threads, grouping, wave, prefill_rows)
+    }
+
+    fn run_with(
+        &self,
+        scratch: &Scratch,
+        kernels: Kernels,
+        threads: usize,
+        grouping: Grouping,
+        wave: usize,
+        prefill_rows: usize,
+    ) -> (Vec<Event>, Tally) {
         let (model, watch) = (self.model.manifest(), Ticks(AtomicI64::new(0)));
         let state = (model.fixed_floats() as u64 * 4, model.token_floats() as u64 * 4);
         let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
         let mut plan = Schedule::new(self.rows.clone(), grouping, allotment, state);
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        let engine = self.engine(kernels, &watch);
+        let engine = Engine { scratch: scratch.clone(), ..self.engine(kernels, &watch) };
         let tally = pool.install(|| run(&mut plan, &engine, &mut sink)).expect("the run ends");
         sink.0.sort_by_key(|e| e.index);
         (sink.0, tally)
+    }
+}
+
+/// Every id is a word of its own, and none is markup.
+#[derive(Clone)]
+struct Words(Vec<String>, Channels);
+
+impl Words {
+    fn new(count: u32) -> Self {
+        let none = u32::MAX;
+        let channels = Channels {
+            thinking_open: vec![none],
+            thinking_close: vec![none],
+            response_open: vec![none],
+            response_end: none,
+            ends: Vec::new(),
+        };
+        Words((0..count).map(|id| format!("<{id}>")).collect(), channels)
+    }
+
+    fn word(&self, id: u32) -> String {
+        self.0[id as usize].clone()
+    }
+}
+
+impl Vocabulary for Words {
+    fn bytes(&self, id: u32) -> Option<&[u8]> {
+        self.0.get(id as usize).map(String::as_bytes)
+    }
+    fn channels(&self) -> &Channels {
+        &self.1
     }
 }
 

@@ -29,10 +29,10 @@ pub struct KimiK3 {
 }
 
 impl KimiK3 {
-    /// Reads config.json; the error lists every fault.
-    pub fn from_config(config: &Value) -> std::result::Result<Self, Vec<String>> {
+    /// Reads config.json, for weights that come in panels of at most `panel_bytes`; the error lists every fault.
+    pub fn from_config(config: &Value, panel_bytes: usize) -> std::result::Result<Self, Vec<String>> {
         let config = Config::read(config)?;
-        let (manifest, layers, tail) = tensors::list(&config);
+        let (manifest, layers, tail) = tensors::list(&config, panel_bytes);
         Ok(KimiK3 { config, manifest, layers, tail })
     }
 

@@ -4,7 +4,7 @@ use super::project_part;
 use crate::error::Result;
 use crate::kernels::{View, ViewMut};
 use crate::model::Feed;
-use crate::model::manifest::{WeightId, panel_rows};
+use crate::model::manifest::WeightId;
 use crate::model::nn::{copy_rows, project};
 use crate::scratch::Buffer;
 
@@ -27,6 +27,8 @@ pub struct Glu {
     pub down: WeightId,
     /// Inner width.
     pub inner: usize,
+    /// Output rows of a panel of gate and up.
+    pub step: usize,
     /// The activation's caps.
     pub situ: Situ,
 }
@@ -39,9 +41,8 @@ impl Glu {
     pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
         let (rows, kernels) = (x.len() / hidden, feed.kernels());
         let mut inner = feed.scratch().take(rows * self.inner);
-        let step = panel_rows(hidden, 1);
-        for start in (0..self.inner).step_by(step) {
-            let part = start..self.inner.min(start + step);
+        for start in (0..self.inner).step_by(self.step) {
+            let part = start..self.inner.min(start + self.step);
             let mut gate = project_part(feed, self.gate, part.clone(), x, hidden)?;
             let up = project_part(feed, self.up, part.clone(), x, hidden)?;
             kernels.situ_glu(&mut gate, &up, self.situ.beta, self.situ.linear_beta);
