@@ -151,6 +151,18 @@ impl Bench {
         wave: usize,
         prefill_rows: usize,
     ) -> (Vec<Event>, Tally) {
+        self.try_run(scratch, kernels, threads, grouping, wave, prefill_rows).expect("the run ends")
+    }
+
+    fn try_run(
+        &self,
+        scratch: &Scratch,
+        kernels: Kernels,
+        threads: usize,
+        grouping: Grouping,
+        wave: usize,
+        prefill_rows: usize,
+    ) -> Result<(Vec<Event>, Tally)> {
         let (model, watch) = (self.model.manifest(), Ticks(AtomicI64::new(0)));
         let state = (model.fixed_floats() as u64 * 4, model.token_floats() as u64 * 4);
         let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
@@ -158,9 +170,9 @@ impl Bench {
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         let engine = Engine { scratch: scratch.clone(), ..self.engine(kernels, &watch) };
-        let tally = pool.install(|| run(&mut plan, &engine, &mut sink)).expect("the run ends");
+        let tally = pool.install(|| run(&mut plan, &engine, &mut sink))?;
         sink.0.sort_by_key(|e| e.index);
-        (sink.0, tally)
+        Ok((sink.0, tally))
     }
 }
 

@@ -58,34 +58,61 @@ fn experts_are_summed_in_ascending_id() {
     let watch = Ticks(AtomicI64::new(0));
     let bench = Bench::new(&fixture(TINY), &[]);
     let blocks = bench.model.manifest().layers[1].blocks.clone().expect("layer 1 routes");
-    let ids = [19, 2, 7];
-    // In this order alone the sum of these is 1.
-    let value = |id: u32| [(2, 1e8), (7, -1e8), (19, 1.0)].into_iter().find(|v| v.0 == id).expect("a chosen one").1;
-    let bytes: Vec<_> =
-        ids.iter().map(|&expert| (expert, bench.store.take(crate::store::Piece::Block { layer: 1, expert }).expect("read"))).collect();
-    for blocks_in_flight in 1..5 {
+    // In this order alone the sum of the first three is 1.
+    let values: [(u32, f32); 6] = [(2, 1e8), (7, -1e8), (19, 1.0), (20, 0.0), (21, 0.0), (22, 0.0)];
+    let block = |expert| bench.store.take(crate::store::Piece::Block { layer: 1, expert }).expect("read");
+    let known: Vec<_> = values.iter().map(|&(id, value)| (block(id), value)).collect();
+    // Some rows choose the three, the others fill the sweep, so that the three are computed apart or side by side.
+    for (blocks_in_flight, rows, choosing) in [(1, 1, 1), (4, 3, 3), (1, 9, 1), (2, 9, 1), (3, 9, 1), (5, 9, 2)] {
         let engine = Engine { blocks_in_flight, ..bench.engine(Kernels::detect(), &watch) };
-        for rows in [1, 3] {
-            let mut states = vec![Vec::new(); rows];
-            let spans =
-                states.iter_mut().enumerate().map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, decoding: false, states }).collect();
-            let mut feed = SweepFeed::new(&engine, spans);
-            feed.enter(1);
-            let routing = Routing { ids: ids.repeat(rows), weights: vec![1.0; 3 * rows], chosen: 3 };
-            let z: Vec<f32> = (0..rows * blocks.width).map(|i| (i / blocks.width) as f32).collect();
-            let mut y = vec![0.0; z.len()];
-            feed.experts(&routing, &z, &mut y, &|block, z, out| {
-                let Data::Mxfp4 { packed, .. } = block.parts[0].data else { panic!("blocks are MXFP4") };
-                let (id, _) = bytes.iter().find(|(_, lease)| lease.part(0) == packed).expect("a chosen one");
-                out.iter_mut().zip(z).for_each(|(out, z)| *out = value(*id) * (z + 1.0));
+        let mut states = vec![Vec::new(); rows];
+        let spans =
+            states.iter_mut().enumerate().map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, decoding: false, states }).collect();
+        let mut feed = SweepFeed::new(&engine, spans);
+        feed.enter(1);
+        let ids = [[19, 2, 7].repeat(choosing), [21, 22, 20].repeat(rows - choosing)].concat();
+        let routing = Routing { ids, weights: vec![1.0; 3 * rows], chosen: 3 };
+        let z: Vec<f32> = (0..rows * blocks.width).map(|i| (i / blocks.width) as f32).collect();
+        let mut y = vec![0.0; z.len()];
+        feed.experts(&routing, &z, &mut y, &|block, z, out| {
+            let Data::Mxfp4 { packed, .. } = block.parts[0].data else { panic!("blocks are MXFP4") };
+            let (_, value) = known.iter().find(|(lease, _)| lease.part(0) == packed).expect("a chosen one");
+            out.iter_mut().zip(z).for_each(|(out, z)| *out = value * (z + 1.0));
+        })
+        .expect("computed");
+        for (r, row) in y.chunks_exact(blocks.width).enumerate() {
+            let expected = if r < choosing { (r + 1) as f32 } else { 0.0 };
+            assert!(row.iter().all(|&v| v == expected), "{blocks_in_flight} in flight, row {r} of {rows}: {row:?}");
+        }
+        assert_eq!((feed.expert_rows, feed.expert_loads), (3 * rows as u64, if rows > choosing { 6 } else { 3 }));
+    }
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_refused_by_tensor() {
+    let (from, copy) = (fixture(TINY), tempfile::tempdir().expect("a folder"));
+    for entry in std::fs::read_dir(&from).expect("the fixture").map(|e| e.expect("an entry")) {
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).expect("copied");
+    }
+    let mut places = Vec::new();
+    for path in std::fs::read_dir(copy.path()).expect("the copy").map(|e| e.expect("an entry").path()) {
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            header::read(&File::open(&path).expect("a shard"), &mut |tensor| {
+                let scales = tensor.name.contains("layers.5.") && tensor.name.ends_with("w2.weight_scale");
+                places.extend(scales.then(|| (path.clone(), tensor.offset + tensor.bytes - 1, tensor.name.to_string())));
+                Ok(())
             })
-            .expect("computed");
-            for (r, row) in y.chunks_exact(blocks.width).enumerate() {
-                assert!(row.iter().all(|&v| v == (r + 1) as f32), "{blocks_in_flight} in flight, row {r} of {rows}: {row:?}");
-            }
-            assert_eq!((feed.expert_rows, feed.expert_loads), (3 * rows as u64, 3));
+            .expect("a valid header");
         }
     }
+    assert_eq!(places.len(), 24);
+    for (path, offset, _) in &places {
+        std::fs::OpenOptions::new().write(true).open(path).expect("a shard").write_all_at(&[255], *offset).expect("written");
+    }
+    let bench = Bench::new(copy.path(), &[request(0, vec![1, 2, 3], 1)]);
+    let error = bench.try_run(&Scratch::default(), Kernels::detect(), 1, Grouping::Input, 1, 10).expect_err("refused");
+    assert_eq!(error.kind, crate::error::Kind::Refused);
+    assert!(places.iter().any(|(_, _, name)| error.to_string().contains(name)), "{error}");
 }
 
 #[test]
