@@ -26,8 +26,8 @@ impl Ledger {
         self.lines.push(Line { name, bytes, buys: buys.into() });
     }
 
-    /// The sum of all lines, in bytes.
+    /// The sum of all lines, in bytes; what exceeds 64 bits is their largest number.
     pub fn total(&self) -> u64 {
-        self.lines.iter().map(|line| line.bytes).sum()
+        self.lines.iter().map(|line| line.bytes).fold(0, u64::saturating_add)
     }
 }

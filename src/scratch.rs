@@ -1,7 +1,14 @@
 //! Temporary rows, allocated once and reused: first touch of fresh memory is slower than the disk on some machines.
+//!
+//! The ledger counts what is lent at once, so the pool never allocates beyond that: before it would, it lets free buffers go.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// A loan takes a buffer up to so many times its size...
+const OVERSIZE: usize = 4;
+/// ...and one of fewer floats than this takes what such a one might.
+const SMALL_FLOATS: usize = 1024;
 
 /// A pool of f32 buffers; clones share it.
 #[derive(Clone, Default)]
@@ -12,7 +19,12 @@ pub struct Scratch {
 #[derive(Default)]
 struct Pool {
     free: Vec<Vec<f32>>,
+    free_floats: usize,
+    /// Lent, whole buffers.
     lent_floats: usize,
+    /// Lent, as asked for; a buffer may be larger.
+    asked_floats: usize,
+    asked_floats_max: usize,
     peak_floats: usize,
 }
 
@@ -27,15 +39,14 @@ impl Scratch {
     /// `len` floats of unspecified (but initialised) contents.
     pub fn take(&self, len: usize) -> Buffer {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        let fit = pool.free.iter().enumerate().filter(|(_, v)| v.len() >= len).min_by_key(|(_, v)| v.len()).map(|(i, _)| i);
-        // A far larger buffer is left for a larger loan.
-        let data = match fit {
-            Some(i) if pool.free[i].len() / 4 <= len.max(1024) => pool.free.swap_remove(i),
-            _ => vec![0.0; len],
-        };
+        pool.asked_floats += len;
+        pool.asked_floats_max = pool.asked_floats_max.max(pool.asked_floats);
+        let data = pool.take_free(len).unwrap_or_else(|| {
+            pool.make_room(len);
+            vec![0.0; len]
+        });
         pool.lent_floats += data.len();
-        let held = pool.lent_floats + pool.free.iter().map(Vec::len).sum::<usize>();
-        pool.peak_floats = pool.peak_floats.max(held);
+        pool.peak_floats = pool.peak_floats.max(pool.lent_floats + pool.free_floats);
         Buffer { data, len, pool: Arc::clone(&self.pool) }
     }
 
@@ -53,7 +64,29 @@ impl Scratch {
 
     /// Gives free buffers back to the system; worthwhile where the size of loans changes for good.
     pub fn trim(&self) {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner).free.clear();
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.free.clear();
+        pool.free_floats = 0;
+    }
+}
+
+impl Pool {
+    /// The smallest free buffer that fits; a far larger one is left for a larger loan.
+    fn take_free(&mut self, len: usize) -> Option<Vec<f32>> {
+        let fits = |v: &Vec<f32>| v.len() >= len && v.len() / OVERSIZE <= len.max(SMALL_FLOATS);
+        let (fit, _) = self.free.iter().enumerate().filter(|(_, v)| fits(v)).min_by_key(|(_, v)| v.len())?;
+        let data = self.free.swap_remove(fit);
+        self.free_floats -= data.len();
+        Some(data)
+    }
+
+    /// Lets free buffers go, small ones first, until another one of `len` floats is no more than was once lent at the same time.
+    fn make_room(&mut self, len: usize) {
+        while self.lent_floats + self.free_floats + len > self.asked_floats_max
+            && let Some((least, _)) = self.free.iter().enumerate().min_by_key(|(_, v)| v.len())
+        {
+            self.free_floats -= self.free.swap_remove(least).len();
+        }
     }
 }
 
@@ -74,7 +107,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         let data = std::mem::take(&mut self.data);
+        pool.asked_floats -= self.len;
         pool.lent_floats -= data.len();
+        pool.free_floats += data.len();
         pool.free.push(data);
     }
 }
@@ -94,5 +129,12 @@ mod tests {
         drop((a, b));
         scratch.trim();
         assert_eq!(scratch.take(10).len(), 10);
+    }
+
+    #[test]
+    fn buffers_of_growing_sizes_do_not_pile_up() {
+        let scratch = Scratch::default();
+        (5000..9000).step_by(11).for_each(|len| drop(scratch.take(len)));
+        assert!(scratch.peak_bytes() <= 9000 * 4, "{}", scratch.peak_bytes());
     }
 }

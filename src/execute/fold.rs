@@ -84,3 +84,53 @@ pub fn fold(kernels: Kernels, folds: &mut [Fold], range: Range<usize>, logits: &
     let rows: Vec<_> = folds.iter_mut().zip(logits.chunks_exact(width)).collect();
     spread(rows, |(fold, logits)| fold.add(kernels, range.clone(), logits));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Logits whose largest one lies in a later slice each time, then in an earlier one.
+    fn logits(peak: usize) -> Vec<f32> {
+        (0..5000).map(|i| (i as f32 * 0.37).sin() * 3.0 + if i == peak { 40.0 } else { i as f32 * 1e-3 }).collect()
+    }
+
+    #[test]
+    fn slices_fold_to_the_log_softmax_of_the_whole() {
+        let kernels = Kernels::detect();
+        for (peak, token) in [(0, 4999), (4999, 3), (1500, 1500), (2047, 2048), (9999, 77)] {
+            let logits = logits(peak);
+            let mut folds = [Fold::new(Want { row: 0, slot: 0, kind: WantKind::Given(token) }, logits.len())];
+            for start in (0..logits.len()).step_by(1024) {
+                let range = start..logits.len().min(start + 1024);
+                fold(kernels, &mut folds, range.clone(), &logits[range]);
+            }
+            let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+            let expected = f64::from(logits[token as usize]) - sum.ln();
+            let got = f64::from(folds[0].logprob(token));
+            assert!((got - expected).abs() < 1e-5 * expected.abs().max(1.0), "{peak} {token}: {got} {expected}");
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).expect("logits");
+            assert_eq!(folds[0].best as usize, best);
+        }
+    }
+
+    #[test]
+    fn of_equal_logits_the_lowest_id_is_best_and_nan_shows() {
+        let mut logits = vec![1.0; 3000];
+        let folded = |logits: &[f32]| {
+            let mut folds = [Fold::new(Want { row: 0, slot: 0, kind: WantKind::Greedy }, logits.len())];
+            for start in (0..logits.len()).step_by(1024) {
+                let range = start..logits.len().min(start + 1024);
+                fold(Kernels::detect(), &mut folds, range.clone(), &logits[range]);
+            }
+            (folds[0].best, folds[0].is_finite())
+        };
+        assert_eq!(folded(&logits), (0, true));
+        logits[700..].fill(2.0);
+        assert_eq!(folded(&logits), (700, true));
+        for at in [0, 1500, 2999] {
+            let mut damaged = logits.clone();
+            damaged[at] = f32::NAN;
+            assert!(!folded(&damaged).1, "NaN at {at}");
+        }
+    }
+}

@@ -7,7 +7,7 @@ mod feed;
 mod fold;
 mod sequence;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::event::{End, Event, Sink, Stamp};
 use crate::kernels::{Data, Kernels, Matrix};
 use crate::model::{Model, Stream};
@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
             if self.sequence(span.slot).end.is_none() {
                 continue;
             }
-            let mut sequence = self.sequences[span.slot].take().ok_or_else(|| Error::storage("a sequence is gone"))?;
+            let mut sequence = self.sequences[span.slot].take().expect("it was there a line ago");
             self.spare.push(sequence.fixed_states(self.engine.model.manifest()));
             self.tally.spared_tokens += sequence.spared_positions();
             let (event, stamp) = sequence.finish(now_us);

@@ -223,6 +223,28 @@ fn mxfp4_decodes_every_code_and_scale_exactly() {
 }
 
 #[test]
+fn bf16_decodes_every_code_exactly() {
+    let codes: Vec<u16> = (0..=u16::MAX).collect();
+    let bytes: Vec<u8> = codes.iter().flat_map(|c| c.to_le_bytes()).collect();
+    let mut got = vec![0.0; codes.len()];
+    Matrix::new(4096, 16, Data::Bf16(&bytes)).expect("all codes").decode(&mut got);
+    assert!(got.iter().zip(&codes).all(|(v, &c)| v.to_bits() == u32::from(c) << 16));
+    // In a product what is no finite number would spoil its row.
+    let finite: Vec<u16> = codes.iter().map(|&c| if c & 0x7f80 == 0x7f80 { 0 } else { c }).collect();
+    let bytes: Vec<u8> = finite.iter().flat_map(|c| c.to_le_bytes()).collect();
+    let w = Matrix::new(4096, 16, Data::Bf16(&bytes)).expect("all codes");
+    for kernels in all() {
+        for (rows, column) in [1, 6].into_iter().flat_map(|rows| (0..16).map(move |column| (rows, column))) {
+            let mut x = vec![0.0; rows * 16];
+            x.iter_mut().skip(column).step_by(16).for_each(|v| *v = 1.0);
+            let y = product(kernels, rows, View::rows(&x, 16), &w);
+            // A sum with +0 makes -0 to +0.
+            assert!(y.iter().enumerate().all(|(i, &v)| v == f32::from_bits(u32::from(finite[i % 4096 * 16 + column]) << 16)));
+        }
+    }
+}
+
+#[test]
 fn shapes_that_do_not_fit_are_refused() {
     let bytes = [0u8; 64];
     assert!(Matrix::new(4, 4, Data::F32(&bytes)).is_some());

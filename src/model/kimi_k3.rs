@@ -8,7 +8,7 @@ mod tensors;
 
 use serde_json::Value;
 
-use super::manifest::Manifest;
+use super::manifest::{Manifest, WeightId};
 use super::nn::{self, Sums};
 use super::{Feed, Fold, Model, Stream};
 use crate::error::Result;
@@ -29,15 +29,17 @@ pub struct KimiK3 {
 }
 
 impl KimiK3 {
-    /// Reads config.json; the error lists every fault.
-    pub fn from_config(config: &Value) -> std::result::Result<Self, Vec<String>> {
+    /// Reads config.json, for weights that come in panels of at most `panel_bytes`; the error lists every fault.
+    pub fn from_config(config: &Value, panel_bytes: usize) -> std::result::Result<Self, Vec<String>> {
         let config = Config::read(config)?;
-        let (manifest, layers, tail) = tensors::list(&config);
+        let (manifest, layers, tail) = tensors::list(&config, panel_bytes);
         Ok(KimiK3 { config, manifest, layers, tail })
     }
 
-    fn mix_sums(&self, feed: &mut dyn Feed, sums: &Sums, sources: usize, x: &Stream) -> Result<Buffer> {
-        sums.forward(feed, sources, x, self.config.hidden, self.config.eps)
+    /// RMSNorm of a row's mixed sums; what was mixed is free again, a row of it being 28 KB.
+    fn normed_sums(&self, feed: &mut dyn Feed, sums: &Sums, norm: WeightId, sources: usize, x: &Stream) -> Result<Buffer> {
+        let mixed = sums.forward(feed, sources, x, self.config.hidden, self.config.eps)?;
+        nn::rms_norm(feed, norm, self.config.eps, &mixed)
     }
 }
 
@@ -52,8 +54,7 @@ impl Model for KimiK3 {
         let pushes = layer.is_multiple_of(c.residual_block);
 
         let sources = if pushes { stored } else { stored + 1 }; // before this layer's push
-        let h = self.mix_sums(feed, &w.attention_sums, sources, x)?;
-        let h = nn::rms_norm(feed, w.input_norm, c.eps, &h)?;
+        let h = self.normed_sums(feed, &w.attention_sums, w.input_norm, sources, x)?;
         let a = match &w.attention {
             Attention::Kda(kda) => kda.forward(feed, &h, c.hidden)?,
             Attention::Mla(mla) => mla.forward(feed, &h, c.hidden)?,
@@ -66,8 +67,7 @@ impl Model for KimiK3 {
         }
         drop(a);
 
-        let h = self.mix_sums(feed, &w.mlp_sums, stored + 1, x)?;
-        let h = nn::rms_norm(feed, w.post_norm, c.eps, &h)?;
+        let h = self.normed_sums(feed, &w.mlp_sums, w.post_norm, stored + 1, x)?;
         let m = match &w.mlp {
             Mlp::Dense(glu) => glu.forward(feed, &h, c.hidden)?,
             Mlp::Moe(moe) => moe.forward(feed, &h, c.hidden)?,
@@ -82,8 +82,7 @@ impl Model for KimiK3 {
         for (to, &from) in chosen.data.chunks_exact_mut(x.width).zip(rows) {
             to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
         }
-        let h = self.mix_sums(feed, &self.tail.sums, c.sums(), &chosen)?;
-        let h = nn::rms_norm(feed, self.tail.norm, c.eps, &h)?;
+        let h = self.normed_sums(feed, &self.tail.sums, self.tail.norm, c.sums(), &chosen)?;
         let head = self.manifest.weight(self.tail.head);
         let panels: Vec<_> = (0..head.panels()).map(|p| head.panel(p)).collect();
         nn::fold_head(feed, self.tail.head, &panels, &h, c.hidden, fold)

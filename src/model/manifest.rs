@@ -157,12 +157,12 @@ pub struct Manifest {
     pub layers: Vec<Layer>,
 }
 
-/// The largest panel: 32 MiB where every element takes four bytes.
+/// The largest panel, where every element takes four bytes.
 pub const PANEL_BYTES: usize = 32 << 20;
 
-/// Output rows of a panel of a matrix with `cols` columns: whole multiples of `granule`, at most [`PANEL_BYTES`], at least one granule.
-pub fn panel_rows(cols: usize, granule: usize) -> usize {
-    (PANEL_BYTES / (4 * cols * granule)).max(1) * granule
+/// Output rows of a panel of a matrix with `cols` columns: whole multiples of `granule`, at most `panel_bytes`, at least one granule.
+pub fn panel_rows(panel_bytes: usize, cols: usize, granule: usize) -> usize {
+    (panel_bytes / (4 * cols * granule)).max(1) * granule
 }
 
 impl Manifest {

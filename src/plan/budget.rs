@@ -141,7 +141,7 @@ pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allot
     let row_cap = if resident { PREFILL_ROWS_RESIDENT } else { PREFILL_ROWS_STREAMED };
     let rows_max = limits.prefill_rows.map_or(row_cap, |n| n as u64).clamp(1, needs.prompt_tokens.max(1));
     let wave_max = limits.wave.map_or(WAVE_MAX, |n| n as u64).clamp(1, needs.runnable.max(1));
-    let state = |wave: u64| (wave * state_of(m, needs.longest)).min(needs.state_all).max(state_of(m, needs.longest));
+    let state = |wave: u64| wave.saturating_mul(state_of(m, needs.longest)).min(needs.state_all).max(state_of(m, needs.longest));
     let with = |wave: u64, rows: u64, kept| build(m, limits, &needs, wave, rows, state(wave), kept);
 
     let few_rows = rows_max.min(256);
@@ -152,8 +152,9 @@ pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allot
     Ok(with(wave, rows, kept(m, spare.min(limits.resident_bytes.unwrap_or(u64::MAX)))))
 }
 
+/// A row may ask for four thousand million tokens: what exceeds 64 bits is as good as their largest number, and is refused.
 fn state_of(m: &ModelFacts, positions: u64) -> u64 {
-    m.sequence_bytes + positions * m.token_bytes
+    positions.saturating_mul(m.token_bytes).saturating_add(m.sequence_bytes)
 }
 
 /// The largest n in 1..=max for which `fits` holds; 1 is known to fit.
@@ -268,6 +269,40 @@ mod tests {
     fn a_large_budget_keeps_every_weight() {
         let all = allot(&vec![row(100, 10, false); 20], &facts(), &limits(8 << 30)).expect("fits");
         assert_eq!((all.kept_panels, all.kept_blocks, all.wave), (40, 512, 20));
+    }
+
+    #[test]
+    fn every_line_is_what_it_says() {
+        let (m, rows) = (facts(), [row(100, 11, true), row(50, 5, false), row(70, 1, false)]);
+        let a = allot(&rows, &m, &Limits { wave: Some(2), prefill_rows: Some(64), resident_bytes: Some(5 << 20), ..limits(1 << 30) });
+        let a = a.expect("fits");
+        let expected = [
+            ("process", 48 << 20),
+            ("index", m.index_bytes),
+            ("tokenizer", m.tokenizer_bytes),
+            ("rows", 3 * 32),
+            ("output", 1 << 20),
+            ("panels in flight", 2 << 20),
+            ("blocks in flight", 4 * 100_000),
+            ("sequence state", 2 * (400_000 + 110 * 1000)),
+            ("activations", 66 * (4096 + 20_000) * 11 / 10),
+            ("logits", 16_384 * 3),
+            ("resident trunk", 5 << 20),
+            ("resident experts", 0),
+        ];
+        assert_eq!(a.ledger.lines.iter().map(|l| (l.name, l.bytes)).collect::<Vec<_>>(), expected);
+        let all = allot(&rows, &m, &limits(8 << 30)).expect("fits");
+        assert_eq!(all.ledger.lines.last().map(|l| l.bytes), Some(64 * 8 * 100_000));
+    }
+
+    #[test]
+    fn a_row_of_any_length_is_refused_and_not_a_panic() {
+        for token_bytes in [1000, u64::MAX / 8] {
+            let rows = vec![row(u32::MAX, u32::MAX, true); 10_000];
+            let m = ModelFacts { token_bytes, ..facts() };
+            let refusal = allot(&rows, &m, &Limits { wave: Some(1_000_000), ..limits(1 << 30) }).expect_err("too long");
+            assert!(refusal.smallest_bytes > u64::from(u32::MAX) * 1000, "{refusal:?}");
+        }
     }
 
     proptest! {

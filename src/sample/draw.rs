@@ -216,6 +216,14 @@ mod tests {
         for other in [random(2, "a", 2), random(1, "b", 2), random(1, "a", 3)] {
             assert_ne!(base, other);
         }
+        let flat = [0.0; 4096];
+        let drawn = |seed, id, position| {
+            draw(&flat, &mut Scratch::default(), &Sampling { seed, ..sampling(1.0, 1.0, 0, 0.0) }, id, position).expect("finite")
+        };
+        assert_eq!(drawn(1, "a", 2), drawn(1, "a", 2));
+        for other in [drawn(2, "a", 2), drawn(1, "b", 2), drawn(1, "a", 3)] {
+            assert_ne!(drawn(1, "a", 2), other, "a draw takes the number of its own seed, id and position");
+        }
     }
 
     proptest! {

@@ -1,16 +1,24 @@
 //! Byte buffers that go back to a pool when their last user is done.
+//!
+//! First touch of fresh memory is slower than the disk on some machines, so buffers are reused. The ledger counts what is in flight, so
+//! the pool never holds more, lent and free together, than was once lent at the same time.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Free buffers; first touch of fresh memory is slower than the disk on some machines.
+/// Free buffers.
 #[derive(Default)]
 pub struct Pool {
-    free: Mutex<Vec<Vec<u8>>>,
+    state: Mutex<State>,
 }
 
-/// Most free buffers kept; beyond the few that are in flight together a free one is waste.
-const FREE_MAX: usize = 16;
+#[derive(Default)]
+struct State {
+    free: Vec<Vec<u8>>,
+    free_bytes: usize,
+    lent_bytes: usize,
+    lent_bytes_max: usize,
+}
 
 /// An owned buffer of which the first `len` bytes count.
 pub struct Bytes {
@@ -22,11 +30,36 @@ pub struct Bytes {
 impl Pool {
     /// A buffer of `len` bytes with unspecified contents, to be returned here.
     pub fn take(self: &Arc<Self>, len: usize) -> Bytes {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |v: &Vec<u8>| (len..=len.saturating_mul(4)).contains(&v.len());
-        let fit = free.iter().enumerate().filter(|(_, v)| fits(v)).min_by_key(|(_, v)| v.len()).map(|(i, _)| i);
-        let data = fit.map(|i| free.swap_remove(i)).unwrap_or_else(|| vec![0; len]);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let data = state.take_free(len).unwrap_or_else(|| {
+            state.make_room(len);
+            vec![0; len]
+        });
+        state.lent_bytes += data.len();
+        state.lent_bytes_max = state.lent_bytes_max.max(state.lent_bytes);
         Bytes { data, len, home: Some(Arc::clone(self)) }
+    }
+}
+
+impl State {
+    /// The smallest free buffer that fits and is not far too large.
+    fn take_free(&mut self, len: usize) -> Option<Vec<u8>> {
+        let fits = |v: &Vec<u8>| (len..=len.saturating_mul(4)).contains(&v.len());
+        let (fit, _) = self.free.iter().enumerate().filter(|(_, v)| fits(v)).min_by_key(|(_, v)| v.len())?;
+        let data = self.free.swap_remove(fit);
+        self.free_bytes -= data.len();
+        Some(data)
+    }
+
+    /// Drops free buffers until another `len` bytes may be lent.
+    fn make_room(&mut self, len: usize) {
+        let lent = self.lent_bytes + len;
+        let ceiling = self.lent_bytes_max.max(lent);
+        while lent + self.free_bytes > ceiling
+            && let Some(dropped) = self.free.pop()
+        {
+            self.free_bytes -= dropped.len();
+        }
     }
 }
 
@@ -52,10 +85,50 @@ impl Deref for Bytes {
 impl Drop for Bytes {
     fn drop(&mut self) {
         if let Some(home) = &self.home {
-            let mut free = home.free.lock().unwrap_or_else(PoisonError::into_inner);
-            if free.len() < FREE_MAX {
-                free.push(std::mem::take(&mut self.data));
-            }
+            let data = std::mem::take(&mut self.data);
+            let mut state = home.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.lent_bytes -= data.len();
+            state.free_bytes += data.len();
+            state.free.push(data);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(pool: &Arc<Pool>) -> (usize, usize) {
+        let state = pool.state.lock().expect("no test panics while it holds it");
+        assert_eq!(state.free_bytes, state.free.iter().map(Vec::len).sum::<usize>());
+        (state.lent_bytes, state.free_bytes)
+    }
+
+    #[test]
+    fn as_many_buffers_as_were_lent_at_once_are_used_again() {
+        let pool = Arc::new(Pool::default());
+        let first: Vec<Bytes> = (0..40).map(|_| pool.take(1000)).collect();
+        let mut places: Vec<_> = first.iter().map(|b| b.as_ptr()).collect();
+        drop(first);
+        assert_eq!(held(&pool), (0, 40_000));
+        let again: Vec<Bytes> = (0..40).map(|_| pool.take(900)).collect();
+        let mut places_again: Vec<_> = again.iter().map(|b| b.as_ptr()).collect();
+        places.sort_unstable();
+        places_again.sort_unstable();
+        assert_eq!(places, places_again);
+        assert!(again.iter().all(|b| b.len() == 900));
+    }
+
+    #[test]
+    fn buffers_of_growing_sizes_do_not_pile_up() {
+        let pool = Arc::new(Pool::default());
+        let (pair, mut most) = ((pool.take(1000), pool.take(500)), 1500);
+        drop(pair);
+        for len in (100..3000).step_by(7) {
+            drop(pool.take(len));
+            most = most.max(len);
+            let (lent, free) = held(&pool);
+            assert!(lent + free <= most.max(1500), "{len}: {lent} lent, {free} free");
         }
     }
 }

@@ -137,21 +137,7 @@ impl Checkpoint {
     }
 
     fn read(&self, piece: Piece, bytes: &mut Bytes, extents: &[(Place, usize)]) -> Result<Vec<Range<usize>>> {
-        // Neighbours in the file are read as one; the order within the buffer is then the file's.
-        let mut order: Vec<usize> = (0..extents.len()).collect();
-        order.sort_unstable_by_key(|&i| (extents[i].0.file, extents[i].0.offset));
-        let mut parts = vec![0..0; extents.len()];
-        let mut runs: Vec<(Place, Range<usize>)> = Vec::new();
-        let mut at = 0;
-        for i in order {
-            let (place, len) = extents[i];
-            parts[i] = at..at + len;
-            match runs.last_mut() {
-                Some((first, run)) if first.file == place.file && first.offset + run.len() as u64 == place.offset => run.end += len,
-                _ => runs.push((place, at..at + len)),
-            }
-            at += len;
-        }
+        let (parts, runs) = lay_out(extents);
         for (place, run) in runs {
             let file = &self.index.files[place.file as usize];
             file.read_exact_at(&mut bytes.whole()[run], place.offset).map_err(|e| self.fault(piece, place, &e))?;
@@ -178,6 +164,28 @@ impl Checkpoint {
         counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(Lease { bytes: Arc::new(bytes), parts: parts.into(), was_resident: false })
     }
+}
+
+/// One read: where it begins, and the range of the buffer that it fills.
+type Run = (Place, Range<usize>);
+
+/// Where each extent goes in a buffer, and the reads that fill it: neighbours in a file are read as one, so the buffer's order is the file's.
+fn lay_out(extents: &[(Place, usize)]) -> (Vec<Range<usize>>, Vec<Run>) {
+    let mut order: Vec<usize> = (0..extents.len()).collect();
+    order.sort_unstable_by_key(|&i| (extents[i].0.file, extents[i].0.offset));
+    let mut parts = vec![0..0; extents.len()];
+    let mut runs: Vec<Run> = Vec::new();
+    let mut at = 0;
+    for i in order {
+        let (place, len) = extents[i];
+        parts[i] = at..at + len;
+        match runs.last_mut() {
+            Some((first, run)) if first.file == place.file && first.offset + run.len() as u64 == place.offset => run.end += len,
+            _ => runs.push((place, at..at + len)),
+        }
+        at += len;
+    }
+    (parts, runs)
 }
 
 impl Store for Checkpoint {
@@ -239,3 +247,6 @@ impl Store for Checkpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

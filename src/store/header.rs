@@ -40,7 +40,7 @@ pub fn read(file: &File, each: &mut dyn FnMut(Tensor<'_>) -> Result<(), String>)
     let mut length = [0u8; 8];
     file.read_exact_at(&mut length, 0).map_err(|_| format!("is no safetensors file: it has {size} bytes"))?;
     let length = u64::from_le_bytes(length);
-    if !(2..=HEADER_BYTES_MAX).contains(&length) || length > size - 8 {
+    if !(2..=HEADER_BYTES_MAX).contains(&length) || length > size.saturating_sub(8) {
         return Err(format!("is no safetensors file, or cut short: its header would take {length} of {size} bytes"));
     }
     let mut header = vec![0u8; length as usize];
@@ -131,5 +131,66 @@ impl<'de> Visitor<'de> for &mut Walk<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read_bytes(bytes: &[u8]) -> Result<Vec<String>, String> {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(bytes).expect("written");
+        let mut names = Vec::new();
+        read(&file, &mut |tensor| {
+            names.push(tensor.name.to_string());
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; data]].concat()
+    }
+
+    const TWO: &str = r#"{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"y":{"dtype":"U8","shape":[3,1],"data_offsets":[8,11]}}"#;
+
+    #[test]
+    fn offsets_are_proved() {
+        assert_eq!(read_bytes(&file(TWO, 11)), Ok(vec!["x".into(), "y".into()]));
+        let cases = [
+            (TWO.replace("[8,11]", "[7,10]"), 11, "overlap or leave a gap at byte 8"),
+            (TWO.replace("[8,11]", "[9,12]"), 12, "overlap or leave a gap at byte 8"),
+            (TWO.replace("[0,8]", "[8,0]"), 11, "`x` ends before it begins"),
+            (TWO.replace("[2]", "[3]"), 11, "its shape [3] of F32 needs another number"),
+            (TWO.replace("[2]", "[4294967296,4294967296,2]"), 11, "needs another number"),
+            (TWO.replace("[0,8]", "[18446744073709551607,18446744073709551615]"), 11, "beyond any file"),
+            (TWO.to_string(), 10, "cut short: 1 bytes are missing"),
+            (TWO.to_string(), 12, "1 bytes"),
+            ("[]".into(), 0, "header that is not valid"),
+            ("{}x".into(), 0, "header that is not valid"),
+        ];
+        for (header, data, wanted) in cases {
+            let said = read_bytes(&file(&header, data)).expect_err("refused");
+            assert!(said.contains(wanted), "{header}: {said}");
+        }
+        for bytes in [&b""[..], b"1234567", &[255; 8], &[0; 8], &[255; 200]] {
+            assert!(read_bytes(bytes).expect_err("refused").contains("no safetensors file"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_a_panic(at in 0usize..160, value in any::<u8>(), cut in 0usize..170) {
+            let mut bytes = file(TWO, 11);
+            let place = at % bytes.len();
+            bytes[place] = value;
+            bytes.truncate(bytes.len() - cut % 3 * (cut % bytes.len()) / 3);
+            let _ = read_bytes(&bytes);
+        }
     }
 }

@@ -140,6 +140,7 @@ struct Twin {
     name: String,
     slot: Slot,
     place: Place,
+    element: Element,
 }
 
 #[derive(Clone, Copy)]
@@ -152,6 +153,8 @@ struct Finder<'m> {
     manifest: &'m Manifest,
     names: HashMap<&'m str, usize>,
     prefixes: HashMap<&'m str, usize>,
+    /// Length of the longest prefix: a header may hold names of megabytes, of which no more than this is looked at.
+    prefix_max: usize,
     weights: Vec<(Place, Element)>,
     blocks: Vec<BlockPlaces>,
     twins: Vec<Twin>,
@@ -160,7 +163,8 @@ struct Finder<'m> {
 impl<'m> Finder<'m> {
     fn new(manifest: &'m Manifest) -> Self {
         let names = manifest.weights.iter().enumerate().map(|(i, w)| (w.name.as_str(), i)).collect();
-        let prefixes = manifest.blocks().map(|(layer, b)| (b.prefix.as_str(), layer)).collect();
+        let prefixes: HashMap<_, _> = manifest.blocks().map(|(layer, b)| (b.prefix.as_str(), layer)).collect();
+        let prefix_max = prefixes.keys().map(|p| p.len()).max().unwrap_or(0);
         let blocks = manifest.layers.iter().map(|layer| match &layer.blocks {
             Some(b) => {
                 let tensors = b.tensors();
@@ -169,7 +173,7 @@ impl<'m> Finder<'m> {
             None => BlockPlaces { tensors: Vec::new(), places: Vec::new() },
         });
         let weights = vec![(NOWHERE, Element::F32); manifest.weights.len()];
-        Finder { manifest, names, prefixes, weights, blocks: blocks.collect(), twins: Vec::new() }
+        Finder { manifest, names, prefixes, prefix_max, weights, blocks: blocks.collect(), twins: Vec::new() }
     }
 
     /// Which entry of the manifest `name` is.
@@ -178,7 +182,7 @@ impl<'m> Finder<'m> {
             return Some(Slot::Weight(weight));
         }
         let bytes = name.as_bytes();
-        for at in (1..bytes.len()).filter(|&i| bytes[i - 1] == b'.' && bytes[i].is_ascii_digit()) {
+        for at in (1..bytes.len().min(self.prefix_max + 1)).filter(|&i| bytes[i - 1] == b'.' && bytes[i].is_ascii_digit()) {
             let Some(&layer) = self.prefixes.get(&name[..at]) else { continue };
             let (number, suffix) = name[at..].split_once('.')?;
             let tensors = &self.blocks[layer].tensors;
@@ -200,27 +204,42 @@ impl<'m> Finder<'m> {
             return Err(format!("holds a tensor `{name}` that is no part of the model that config.json describes"));
         };
         let place = Place { file, offset: tensor.offset };
+        let mut element = Element::F32;
         let held = match slot {
             Slot::Weight(i) => {
-                self.weights[i].1 = self.check_weight(i, tensor)?;
-                &mut self.weights[i].0
+                element = self.check_weight(i, tensor)?;
+                self.weights[i].0
             }
             Slot::Block { layer, at } => {
-                let blocks = &mut self.blocks[layer];
+                let blocks = &self.blocks[layer];
                 let wanted = &blocks.tensors[at % blocks.tensors.len()];
                 let shape = wanted.shape.map(|n| n as u64);
                 if tensor.dtype != "U8" || tensor.shape != shape {
                     return Err(format!("tensor `{name}` is {} {:?}, must be U8 {shape:?}", tensor.dtype, tensor.shape));
                 }
-                &mut blocks.places[at]
+                blocks.places[at]
             }
         };
-        if *held == NOWHERE {
-            *held = place;
-        } else {
-            self.twins.push(Twin { name: name.to_string(), slot, place });
+        if held != NOWHERE {
+            self.twins.push(Twin { name: name.to_string(), slot, place, element });
+            return Ok(());
         }
+        self.settle_on(slot, place, element);
         Ok(())
+    }
+
+    fn settle_on(&mut self, slot: Slot, place: Place, element: Element) {
+        match slot {
+            Slot::Weight(i) => self.weights[i] = (place, element),
+            Slot::Block { layer, at } => self.blocks[layer].places[at] = place,
+        }
+    }
+
+    fn place(&self, slot: Slot) -> Place {
+        match slot {
+            Slot::Weight(i) => self.weights[i].0,
+            Slot::Block { layer, at } => self.blocks[layer].places[at],
+        }
     }
 
     fn check_weight(&self, i: usize, tensor: &Tensor<'_>) -> std::result::Result<Element, String> {
@@ -252,15 +271,20 @@ impl<'m> Finder<'m> {
                 *chosen = file.to_string();
             }
         })?;
-        for twin in std::mem::take(&mut self.twins) {
+        let twins = std::mem::take(&mut self.twins);
+        for twin in &twins {
             if files[twin.place.file as usize] == choice[&twin.name] {
-                match twin.slot {
-                    Slot::Weight(i) => self.weights[i].0 = twin.place,
-                    Slot::Block { layer, at } => self.blocks[layer].places[at] = twin.place,
-                }
+                self.settle_on(twin.slot, twin.place, twin.element);
             }
         }
-        Ok(())
+        let unsettled = twins.iter().find(|twin| files[self.place(twin.slot).file as usize] != choice[&twin.name]);
+        unsettled.map_or(Ok(()), |twin| {
+            Err(Error::refused(format!(
+                "{}: tensor `{}` lies in two files, and in none that this one names for it",
+                path.display(),
+                twin.name
+            )))
+        })
     }
 
     /// Every tensor of the manifest must have been found.

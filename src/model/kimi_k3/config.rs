@@ -55,6 +55,10 @@ pub struct Moe {
     pub latent_norm: bool,
 }
 
+/// Most routed experts of all layers together, 25 times those of the largest known model: their places would take 200 MB, and a
+/// config is believed before a single tensor has been seen.
+const BLOCKS_MAX: usize = 1 << 21;
+
 impl Config {
     /// Reads the released nesting; the error lists every fault.
     pub fn read(config: &Value) -> Result<Config, Vec<String>> {
@@ -75,6 +79,9 @@ impl Config {
             gate_lower_bound: linear.number("gate_lower_bound"),
         };
         let moe = read_moe(&mut text);
+        text.require(layers.saturating_mul(moe.experts) <= BLOCKS_MAX, || {
+            format!("{layers} layers of {} experts are more than the {BLOCKS_MAX} blocks that an index may hold", moe.experts)
+        });
         let mla = read_mla(&mut text);
         only_supported(&mut text, mla.heads);
         let read = Config {

@@ -34,8 +34,8 @@ pub struct Tail {
 const PREFIX: &str = "language_model.";
 
 /// Builds the manifest and, beside it, the places of every weight.
-pub fn list(c: &Config) -> (Manifest, Vec<LayerWeights>, Tail) {
-    let mut b = Builder { c, weights: Vec::new(), states: Vec::new() };
+pub fn list(c: &Config, panel_bytes: usize) -> (Manifest, Vec<LayerWeights>, Tail) {
+    let mut b = Builder { c, panel_bytes, weights: Vec::new(), states: Vec::new() };
     let mut layers = Vec::new();
     let mut places = Vec::new();
     for layer in 0..c.layers {
@@ -57,7 +57,7 @@ pub fn list(c: &Config) -> (Manifest, Vec<LayerWeights>, Tail) {
         hidden: c.hidden,
         vocab: c.vocab,
         stream_width: c.sums() * c.hidden,
-        row_scratch: row_scratch(c),
+        row_scratch: row_scratch(c, panel_bytes),
         weights: b.weights,
         embedding,
         head: tail.head,
@@ -69,28 +69,28 @@ pub fn list(c: &Config) -> (Manifest, Vec<LayerWeights>, Tail) {
 }
 
 /// Attention heads that are worked on together: one panel of the widest projection by heads.
-pub fn head_group(heads: usize, rows_a_head: usize, cols: usize) -> usize {
-    (panel_rows(cols, rows_a_head) / rows_a_head).min(heads)
+fn head_group(panel_bytes: usize, heads: usize, rows_a_head: usize, cols: usize) -> usize {
+    (panel_rows(panel_bytes, cols, rows_a_head) / rows_a_head).min(heads)
 }
 
 /// Heads of an MLA layer that are worked on together.
-pub fn mla_group(c: &Config) -> usize {
+fn mla_group(c: &Config, panel_bytes: usize) -> usize {
     let m = &c.mla;
     [(m.key + m.shared_key, m.query_rank), (m.key + m.value, m.latent), (m.value, c.hidden)]
-        .map(|(rows, cols)| head_group(m.heads, rows, cols))
+        .map(|(rows, cols)| head_group(panel_bytes, m.heads, rows, cols))
         .into_iter()
         .min()
         .expect("three projections")
 }
 
 /// Most scratch floats a row, by the parts of a layer that are alive together.
-fn row_scratch(c: &Config) -> usize {
-    let group = head_group(c.kda.heads, c.kda.width, c.hidden) * c.kda.width;
+fn row_scratch(c: &Config, panel_bytes: usize) -> usize {
+    let group = head_group(panel_bytes, c.kda.heads, c.kda.width, c.hidden) * c.kda.width;
     let kda = c.hidden + c.kda.width + c.kda.heads + 6 * group + c.kda.heads * c.kda.width;
     let m = &c.mla;
     let a_head = 2 * m.key + m.shared_key + (m.latent + m.shared_key) + m.latent + 2 * m.value;
-    let mla = c.hidden + 2 * m.query_rank + 2 * m.latent + m.shared_key + mla_group(c) * a_head + m.heads * m.value;
-    let glu = |inner: usize| inner + 2 * panel_rows(c.hidden, 1).min(inner);
+    let mla = c.hidden + 2 * m.query_rank + 2 * m.latent + m.shared_key + mla_group(c, panel_bytes) * a_head + m.heads * m.value;
+    let glu = |inner: usize| inner + 2 * panel_rows(panel_bytes, c.hidden, 1).min(inner);
     let dense = if c.dense_layers > 0 { glu(c.dense_inner) } else { 0 };
     // z, y, the routed sum and the shared experts' scratch live at once.
     let moe = 2 * c.moe.experts + 3 * c.moe.latent + c.hidden + glu(c.moe.shared_inner);
@@ -112,6 +112,7 @@ fn blocks(c: &Config, layer: usize) -> Blocks {
 
 struct Builder<'a> {
     c: &'a Config,
+    panel_bytes: usize,
     weights: Vec<Weight>,
     states: Vec<StateSpec>,
 }
@@ -129,7 +130,7 @@ impl Builder<'_> {
 
     /// A matrix whose panels hold whole multiples of `granule` output rows.
     fn matrix(&mut self, name: &str, rows: usize, cols: usize, granule: usize) -> WeightId {
-        self.push(name, vec![rows, cols], panel_rows(cols, granule))
+        self.push(name, vec![rows, cols], panel_rows(self.panel_bytes, cols, granule))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> WeightId {
@@ -150,6 +151,7 @@ impl Builder<'_> {
             up: self.matrix(&format!("{name}.up_proj.weight"), inner, hidden, 1),
             down: self.matrix(&format!("{name}.down_proj.weight"), hidden, inner, 1),
             inner,
+            step: panel_rows(self.panel_bytes, hidden, 1),
             situ: c,
         }
     }
@@ -173,7 +175,7 @@ impl Builder<'_> {
     fn kda(&mut self, at: &str) -> Attention {
         let (hidden, k) = (self.c.hidden, self.c.kda.clone());
         let wide = k.heads * k.width;
-        let group = head_group(k.heads, k.width, hidden) * k.width;
+        let group = head_group(self.panel_bytes, k.heads, k.width, hidden) * k.width;
         let by_heads = |b: &mut Self, name: &str, cols| b.push(&format!("{at}.{name}_proj.weight"), vec![wide, cols], group);
         let qkv = ["q", "k", "v"]
             .map(|n| (by_heads(self, n, hidden), self.push(&format!("{at}.{n}_conv1d.weight"), vec![wide, 1, k.taps], wide)));
@@ -200,7 +202,7 @@ impl Builder<'_> {
     }
 
     fn mla(&mut self, at: &str) -> Attention {
-        let (hidden, m, group) = (self.c.hidden, self.c.mla.clone(), mla_group(self.c));
+        let (hidden, m, group) = (self.c.hidden, self.c.mla.clone(), mla_group(self.c, self.panel_bytes));
         let by_heads =
             |b: &mut Self, name: &str, rows: usize, cols| b.push(&format!("{at}.{name}.weight"), vec![m.heads * rows, cols], group * rows);
         Attention::Mla(Mla {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::manifest::Weight;
+use crate::model::manifest::{PANEL_BYTES, Weight};
 
 fn demo() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/demo-model/config.json");
@@ -48,7 +48,7 @@ fn released() -> Value {
 
 #[test]
 fn the_released_model_has_its_published_size() {
-    let model = KimiK3::from_config(&released()).expect("the released config is valid");
+    let model = KimiK3::from_config(&released(), PANEL_BYTES).expect("the released config is valid");
     let m = model.manifest();
     let bytes = |w: &Weight| (w.rows() * w.cols() * 2) as f64;
     let ends = bytes(m.weight(m.embedding)) + bytes(m.weight(m.head));
@@ -76,7 +76,7 @@ fn faults_of_a_config_are_told_all_at_once() {
     text.insert("num_experts_per_token".into(), json!(65));
     text["linear_attn_config"]["kda_layers"] = json!([1, 2, 3, 4, 5, 6, 7]);
     text["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = json!(16);
-    let faults = KimiK3::from_config(&config).err().expect("five faults").join("\n");
+    let faults = KimiK3::from_config(&config, PANEL_BYTES).err().expect("five faults").join("\n");
     for named in ["hidden_size", "hidden_act", "num_experts_per_token", "kda_layers", "group_size"] {
         assert!(faults.contains(named), "{named} in: {faults}");
     }
@@ -91,7 +91,8 @@ fn every_field_that_matters_is_needed() {
         for name in names.iter().filter(|n| !["strategy"].contains(&n.as_str())) {
             let mut config = whole.clone();
             config.pointer_mut(path).and_then(Value::as_object_mut).expect("an object").remove(name);
-            let faults = KimiK3::from_config(&config).err().unwrap_or_else(|| panic!("{path}/{name} may be left out")).join("; ");
+            let faults =
+                KimiK3::from_config(&config, PANEL_BYTES).err().unwrap_or_else(|| panic!("{path}/{name} may be left out")).join("; ");
             assert!(faults.contains(name), "{name} in: {faults}");
         }
     }

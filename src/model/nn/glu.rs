@@ -3,7 +3,7 @@
 use super::{by_groups, project, project_part};
 use crate::error::Result;
 use crate::model::Feed;
-use crate::model::manifest::{WeightId, panel_rows};
+use crate::model::manifest::WeightId;
 use crate::scratch::Buffer;
 
 /// The caps of SiTU-GLU: beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta), the sigmoid on the uncapped gate.
@@ -25,6 +25,8 @@ pub struct Glu {
     pub down: WeightId,
     /// Inner width.
     pub inner: usize,
+    /// Output rows of a panel of gate and up.
+    pub step: usize,
     /// The activation's caps.
     pub situ: Situ,
 }
@@ -36,7 +38,7 @@ impl Glu {
     /// What `feed` reports.
     pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
         let kernels = feed.kernels();
-        let inner = by_groups(feed, x.len() / hidden, (self.inner, panel_rows(hidden, 1), 1), &mut |feed, part| {
+        let inner = by_groups(feed, x.len() / hidden, (self.inner, self.step, 1), &mut |feed, part| {
             let mut gate = project_part(feed, self.gate, part.clone(), x, hidden)?;
             let up = project_part(feed, self.up, part, x, hidden)?;
             kernels.situ_glu(&mut gate, &up, self.situ.beta, self.situ.linear_beta);

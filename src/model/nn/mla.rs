@@ -56,8 +56,9 @@ impl Mla {
     pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
         let (rows, wide) = (x.len() / hidden, self.heads * self.value);
         let kernels = feed.kernels();
-        let low_rank = project(feed, self.q_a, self.query_rank, x, hidden)?;
-        let low_rank = rms_norm(feed, self.q_a_norm, self.eps, &low_rank)?;
+        let raw = project(feed, self.q_a, self.query_rank, x, hidden)?;
+        let low_rank = rms_norm(feed, self.q_a_norm, self.eps, &raw)?;
+        drop(raw);
         let fresh = self.cached_row(feed, x, hidden)?;
         let mixed = by_groups(feed, rows, (self.heads, self.group, self.value), &mut |feed, heads| {
             let per_query = self.key + self.shared_key;

@@ -52,10 +52,9 @@ impl Moe {
         let mut y = scratch.zeros(z.len());
         feed.experts(&routing, &z, &mut y, &|block, z, out| self.expert(kernels, &scratch, block, z, out))?;
         drop(z);
-        let y = match self.norm {
-            Some(gain) => rms_norm(feed, gain, self.eps, &y)?,
-            None => y,
-        };
+        if let Some(gain) = self.norm {
+            y = rms_norm(feed, gain, self.eps, &y)?;
+        }
         let mut out = project(feed, self.up, hidden, &y, self.latent)?;
         drop(y);
         kernels.add(&mut out, &self.shared.forward(feed, x, hidden)?);
