@@ -166,12 +166,15 @@ impl Checkpoint {
     }
 }
 
+/// Where a read begins, and the part of a buffer that it fills.
+type Run = (Place, Range<usize>);
+
 /// Where each extent goes in a buffer, and the reads that fill it: neighbours in a file are read as one, so the buffer's order is the file's.
-fn lay_out(extents: &[(Place, usize)]) -> (Vec<Range<usize>>, Vec<(Place, Range<usize>)>) {
+fn lay_out(extents: &[(Place, usize)]) -> (Vec<Range<usize>>, Vec<Run>) {
     let mut order: Vec<usize> = (0..extents.len()).collect();
     order.sort_unstable_by_key(|&i| (extents[i].0.file, extents[i].0.offset));
     let mut parts = vec![0..0; extents.len()];
-    let mut runs: Vec<(Place, Range<usize>)> = Vec::new();
+    let mut runs: Vec<Run> = Vec::new();
     let mut at = 0;
     for i in order {
         let (place, len) = extents[i];
