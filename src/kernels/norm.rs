@@ -237,6 +237,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn threads_change_no_bit() {
+        let (rows, width) = (2_003, 144);
+        let (x, gain) = (noise(6, rows * 2 * width), noise(7, width));
+        let kernels = Kernels::detect();
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            let [mut normed, mut mix] = [vec![0.0; rows * width], vec![0.0; rows * width]];
+            let mut unit = x.clone();
+            pool.install(|| {
+                kernels.rms_norm(View { data: &x, start: 0, stride: 2 * width }, &gain, 1e-5, &mut normed);
+                kernels.residual_mix(2, View::rows(&x, 2 * width), width, &gain, 1e-5, &mut mix);
+                kernels.l2_norm(&mut unit, width, 1e-6, 0.5);
+            });
+            [normed, mix, unit].concat()
+        };
+        assert!(same(&run(1), &run(3)));
+    }
+
     fn mixed(row: &[f32], weight: &[f32]) -> Vec<f64> {
         let width = weight.len();
         let score = |x: &[f32]| {

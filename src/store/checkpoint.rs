@@ -166,7 +166,7 @@ impl Checkpoint {
     }
 }
 
-/// One read: where it begins, and the range of the buffer that it fills.
+/// Where a read begins, and the part of a buffer that it fills.
 type Run = (Place, Range<usize>);
 
 /// Where each extent goes in a buffer, and the reads that fill it: neighbours in a file are read as one, so the buffer's order is the file's.

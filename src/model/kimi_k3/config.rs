@@ -178,3 +178,94 @@ fn read_packing(text: &Value) -> Vec<String> {
     weights.only("group_size", &json!(32));
     [packing.finish(), weights.finish()].concat()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> Value {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/goldens/tiny/checkpoint/config.json");
+        serde_json::from_str(&std::fs::read_to_string(path).expect("the fixture")).expect("JSON")
+    }
+
+    fn faults(config: &Value) -> Vec<String> {
+        Config::read(config).err().unwrap_or_default()
+    }
+
+    /// Every field of these objects, by JSON pointer.
+    fn fields(config: &Value) -> Vec<String> {
+        let weights = "/text_config/quantization_config/config_groups/group_0/weights";
+        let objects = ["/text_config", "/text_config/linear_attn_config", "/text_config/quantization_config", weights];
+        let names = |object: &&str| {
+            let found = config.pointer(object).and_then(Value::as_object).expect("an object").keys();
+            found.map(|name| format!("{object}/{name}")).collect::<Vec<_>>()
+        };
+        objects.iter().flat_map(names).collect()
+    }
+
+    #[test]
+    fn a_missing_field_is_refused_by_name_and_all_are_told_at_once() {
+        assert_eq!(faults(&tiny()), Vec::<String>::new());
+        let mut named = 0;
+        for pointer in fields(&tiny()) {
+            let (object, name) = pointer.rsplit_once('/').expect("a pointer");
+            let mut config = tiny();
+            config.pointer_mut(object).and_then(Value::as_object_mut).expect("an object").remove(name);
+            let said = faults(&config).join("\n");
+            assert!(said.contains(name) || name == "strategy", "{pointer}: {said}");
+            named += usize::from(said.contains(&format!("{name}` is missing")));
+        }
+        assert!(named >= 40, "{named} fields are required");
+        assert!(faults(&json!({"text_config": {}})).len() >= 30);
+    }
+
+    #[test]
+    fn a_value_that_is_not_computed_is_refused_by_name() {
+        let text = "/text_config";
+        let linear = "/text_config/linear_attn_config";
+        let cases = [
+            (text, "hidden_act", json!("silu")),
+            (text, "mla_use_nope", json!(false)),
+            (text, "mla_use_output_gate", json!(false)),
+            (text, "tie_word_embeddings", json!(true)),
+            (text, "num_key_value_heads", json!(1)),
+            (text, "moe_router_activation_func", json!("softmax")),
+            (text, "num_nextn_predict_layers", json!(1)),
+            (text, "hidden_size", json!(0)),
+            (text, "hidden_size", json!(-5)),
+            (text, "hidden_size", json!(96.5)),
+            (text, "hidden_size", json!("96")),
+            (text, "hidden_size", json!(1u64 << 40)),
+            (text, "num_experts_per_token", json!(25)),
+            (text, "routed_expert_hidden_size", json!(48)),
+            (text, "moe_renormalize", json!(1)),
+            (text, "rms_norm_eps", json!(0)),
+            (text, "rms_norm_eps", json!(1e-60)),
+            (text, "activation_situ_beta", json!(-4)),
+            (text, "routed_scaling_factor", json!(1e300)),
+            (linear, "short_conv_kernel_size", json!(1)),
+            (linear, "full_attn_layers", json!([0, 4])),
+            (linear, "full_attn_layers", json!([4, 8, 12, 14])),
+            (linear, "full_attn_layers", json!([4, 8, 12])),
+            (linear, "kda_layers", json!([1, 1, 2, 3, 5, 6, 7, 9, 10, 11])),
+        ];
+        for (object, name, value) in cases {
+            let mut config = tiny();
+            config.pointer_mut(object).expect("an object")[name] = value.clone();
+            let said = faults(&config).join("\n");
+            assert!(said.contains(&format!("{name}`")), "{name} = {value}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_model_of_too_many_experts_is_refused_before_anything_is_allocated() {
+        let mut config = tiny();
+        let layers = 1u64 << 20;
+        config["text_config"]["num_hidden_layers"] = json!(layers);
+        config["text_config"]["num_experts"] = json!(layers);
+        config["text_config"]["linear_attn_config"]["full_attn_layers"] = json!([]);
+        config["text_config"]["linear_attn_config"]["kda_layers"] = json!((1..=layers).collect::<Vec<_>>());
+        let said = faults(&config).join("\n");
+        assert!(said.contains("1048576 layers of 1048576 experts"), "{said}");
+    }
+}
