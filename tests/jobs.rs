@@ -278,3 +278,16 @@ fn a_row_that_asks_for_more_than_memory_holds_is_named_before_work() {
     house.run(&input, &house.path("out"), &["engine.memory=1GiB"]).says(3, &["`greedy`", "2,147,483,647 tokens", "sequence state"]);
     assert!(!house.path("out").exists());
 }
+
+#[test]
+fn long_kept_columns_stay_under_the_ledger() {
+    let house = House::new();
+    let row = |i: usize| json!({ "id": format!("r{i}"), "prompt_token_ids": [5], "long": format!("word {i} ").repeat(50_000) });
+    let input = house.lines("in.jsonl", &(0..250).map(row).collect::<Vec<_>>());
+    let out = house.path("out");
+    house.run(&input, &out, &["sampling.max_tokens=0", "output.keep=['long']"]).says(0, &[]);
+    let summary = summary(&out);
+    let bytes = |key: &str| summary[key].as_u64().expect("bytes");
+    assert!(bytes("peak_memory") <= bytes("ledger_total"), "{summary}");
+    assert_eq!(rows(&out).len(), 250);
+}

@@ -8,6 +8,7 @@ use crate::input::{self, Ingested};
 use crate::job::Job;
 use crate::kernels::{Kernels, Path as KernelPath};
 use crate::model::{self, Model};
+use crate::output;
 use crate::plan::{self, Limits, ModelFacts, Schedule};
 use crate::request::RowFacts;
 use crate::spool::Spool;
@@ -38,7 +39,10 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), &about, state, &mut |_| {})?;
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
     let rows = std::mem::take(&mut input.facts);
-    let limits = facts::limits(&job.engine, job.output.rows_per_part, &rows);
+    let mut limits = facts::limits(&job.engine, job.output.rows_per_part, &rows);
+    if !job.input.keep.is_empty() {
+        limits.output_bytes += output::KEPT_BYTES;
+    }
     let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
     checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
     let schedule = Schedule::new(rows, job.grouping, allotment, (facts.sequence_bytes, facts.token_bytes));

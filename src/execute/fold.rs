@@ -13,8 +13,6 @@ pub enum WantKind {
     Drawn,
     /// The log-probability of a token that is known.
     Given(u32),
-    /// Nothing: the sequence ends with its prompt.
-    Nothing,
 }
 
 /// A row of the sweep whose logits matter.

@@ -262,7 +262,8 @@ impl<'a> Run<'a> {
     fn end(&mut self, sweep: &Sweep, now_us: i64, sink: &mut dyn Sink) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for span in &sweep.spans {
-            if self.sequence(span.slot).end.is_none() {
+            let held = self.sequences[span.slot].as_mut();
+            if !held.expect("the plan's spans are of sequences that it admitted").has_ended() {
                 continue;
             }
             let mut sequence = self.sequences[span.slot].take().expect("it was there a line ago");

@@ -69,7 +69,7 @@ impl<'v> Sequence<'v> {
         let sampling = &self.request.sampling;
         match self.request.prompt.get(position + 1) {
             Some(&next) => sampling.prompt_logprobs.then_some(WantKind::Given(next)),
-            None if sampling.max_tokens == 0 => Some(WantKind::Nothing),
+            None if sampling.max_tokens == 0 => None,
             None if sampling.temperature > 0.0 => Some(WantKind::Drawn),
             None => Some(WantKind::Greedy),
         }
@@ -80,10 +80,6 @@ impl<'v> Sequence<'v> {
         if self.end.is_some() {
             return false;
         }
-        if fold.want.kind == WantKind::Nothing {
-            self.end = Some(End::Length);
-            return false;
-        }
         let position = (self.prompt_len() + self.tokens.len()) as u32;
         let chosen = match fold.want.kind {
             _ if !fold.is_finite() => None,
@@ -92,7 +88,7 @@ impl<'v> Sequence<'v> {
                 return false;
             }
             WantKind::Drawn => sample::draw(&fold.logits, scratch, &self.request.sampling, &self.request.id, position),
-            WantKind::Greedy | WantKind::Nothing => Some(fold.best),
+            WantKind::Greedy => Some(fold.best),
         };
         let Some(token) = chosen else {
             let message = format!("the logits before position {position} are no finite numbers: the model's weights are damaged");
@@ -113,6 +109,14 @@ impl<'v> Sequence<'v> {
         self.stamp.token_rows.push(self.sweep_rows);
         self.end = self.ending.push(token);
         true
+    }
+
+    /// Whether no further position is wanted: it has its last token, or its prompt is done and no token is asked for.
+    pub fn has_ended(&mut self) -> bool {
+        if self.request.sampling.max_tokens == 0 && self.done == self.prompt_len() {
+            self.end.get_or_insert(End::Length);
+        }
+        self.end.is_some()
     }
 
     /// Positions that it was allowed beyond those it took.

@@ -54,7 +54,7 @@ fn input(settings: &Settings) -> Result<InputSection> {
 fn sampling(settings: &Settings) -> Result<Sampling> {
     let defaults = Sampling::default();
     let get = |key| settings.get(key);
-    let u32_max = u64::from(u32::MAX);
+    let most = i32::MAX as u64;
     Ok(Sampling {
         temperature: get("sampling.temperature")
             .map_or(Ok(defaults.temperature), |s| s.real("a number from 0 on", |x| x >= 0.0 && x.is_finite()))?,
@@ -62,7 +62,7 @@ fn sampling(settings: &Settings) -> Result<Sampling> {
         top_k: get("sampling.top_k").map_or(Ok(defaults.top_k), Setting::top_k)?,
         min_p: get("sampling.min_p").map_or(Ok(defaults.min_p), |s| s.real("a number from 0 to 1", |x| (0.0..=1.0).contains(&x)))?,
         seed: get("sampling.seed").map_or(Ok(defaults.seed), Setting::integer)?,
-        max_tokens: get("sampling.max_tokens").map_or(Ok(u64::from(defaults.max_tokens)), |s| s.whole(0, u32_max))? as u32,
+        max_tokens: get("sampling.max_tokens").map_or(Ok(u64::from(defaults.max_tokens)), |s| s.whole(0, most))? as u32,
         stop: get("sampling.stop").map_or(Ok(defaults.stop), Setting::texts)?,
         stop_token_ids: get("sampling.stop_token_ids").map_or(Ok(defaults.stop_token_ids), Setting::ids)?,
         logprobs: get("sampling.logprobs").map_or(Ok(defaults.logprobs), Setting::logprobs)?,

@@ -20,6 +20,9 @@ use tensors::{Attention, LayerWeights, Mlp, Tail};
 /// `model_type` in config.json.
 pub const MODEL_TYPE: &str = "kimi_k3";
 
+/// Rows whose sums are mixed together before the head: few, since what is copied is the whole stream's width.
+const HEAD_ROWS: usize = 64;
+
 /// The architecture, its widths taken from config.json.
 pub struct KimiK3 {
     config: Config,
@@ -78,11 +81,14 @@ impl Model for KimiK3 {
 
     fn head(&self, x: &Stream, rows: &[usize], feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()> {
         let c = &self.config;
-        let mut chosen = Stream { data: feed.scratch().take(rows.len() * x.width), width: x.width };
-        for (to, &from) in chosen.data.chunks_exact_mut(x.width).zip(rows) {
-            to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
+        let mut h = feed.scratch().take(rows.len() * c.hidden);
+        for (rows, h) in rows.chunks(HEAD_ROWS).zip(h.chunks_mut(HEAD_ROWS * c.hidden)) {
+            let mut chosen = Stream { data: feed.scratch().take(rows.len() * x.width), width: x.width };
+            for (to, &from) in chosen.data.chunks_exact_mut(x.width).zip(rows) {
+                to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
+            }
+            h.copy_from_slice(&self.normed_sums(feed, &self.tail.sums, self.tail.norm, c.sums(), &chosen)?);
         }
-        let h = self.normed_sums(feed, &self.tail.sums, self.tail.norm, c.sums(), &chosen)?;
         let head = self.manifest.weight(self.tail.head);
         let panels: Vec<_> = (0..head.panels()).map(|p| head.panel(p)).collect();
         nn::fold_head(feed, self.tail.head, &panels, &h, c.hidden, fold)

@@ -23,7 +23,7 @@ mod tests;
 pub use columns::data_fields;
 pub use folder::JobFolder;
 pub(crate) use folder::write_atomically;
-pub use sink::{Answers, OutputSpec, Totals, memory_bytes};
+pub use sink::{Answers, KEPT_BYTES, OutputSpec, Totals, memory_bytes};
 pub use summary::{Blocks, ExpertLoads, Summary};
 
 use std::ops::Range;
@@ -31,7 +31,7 @@ use std::ops::Range;
 use arrow::array::ArrayRef;
 use arrow::datatypes::Field;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::End;
 use crate::request::Request;
 use crate::sample::Words;
@@ -52,4 +52,14 @@ pub trait Kept: Send {
     /// # Errors
     /// Storage: the kept columns cannot be read.
     fn rows(&mut self, range: Range<u64>) -> Result<Vec<ArrayRef>>;
+
+    /// Bytes of one row's columns, the same whatever lies beside it.
+    ///
+    /// # Errors
+    /// Storage: the kept columns cannot be read.
+    fn bytes(&mut self, row: u64) -> Result<usize> {
+        let size = |column: &ArrayRef| column.to_data().get_slice_memory_size();
+        let sizes: std::result::Result<Vec<usize>, _> = self.rows(row..row + 1)?.iter().map(size).collect();
+        sizes.map(|sizes| sizes.iter().sum()).map_err(|e| Error::storage(format!("cannot weigh the kept columns of row {row}: {e}")))
+    }
 }

@@ -28,6 +28,10 @@ const FOOTER_BYTES: u64 = 40_000;
 /// Arrow's columns, their encoded copy, the page being compressed, and the same for timings.
 const GROUP_COPIES: u64 = 8;
 
+/// Bytes of memory that kept columns take, for the ledger: their share of a row group, and the batch they are read by with its copy.
+/// A value longer than that, and there its row alone, is not in it.
+pub const KEPT_BYTES: u64 = (GROUP_COPIES * GROUP_BYTES as u64) + 2 * (8 << 20);
+
 /// All that answers are made of, beside the rows' ends.
 pub struct OutputSpec<'a> {
     /// The job's requests.
@@ -76,7 +80,7 @@ pub struct Answers<'a> {
 }
 
 /// Bytes of memory that answers under construction take, for the ledger, where the longest row has `tokens` tokens. What stays of
-/// every row, eight bytes, and kept columns are not in it.
+/// every row, eight bytes, and kept columns ([`KEPT_BYTES`]) are not in it.
 pub fn memory_bytes(rows: u64, rows_per_part: u64, tokens: u64) -> u64 {
     let a_row = tokens * TOKEN_BYTES;
     let group = (a_row * rows.min(rows_per_part).min(GROUP_ROWS)).min(GROUP_BYTES as u64);
@@ -154,6 +158,9 @@ impl<'a> Answers<'a> {
             let (answer, stamp) = self.answer(next)?;
             tally.count(&answer);
             bytes += answer.bytes();
+            if let Some(kept) = &mut self.spec.kept {
+                bytes += kept.bytes(next)?;
+            }
             answers.push(&answer);
             stamps.push(&answer.custom_id, &stamp);
             next += 1;

@@ -321,7 +321,7 @@ mod tests {
                     prop_assert!(a.wave >= 1 && a.prefill_rows >= 1 && a.wave <= wave.unwrap_or(usize::MAX));
                     let kept = a.ledger.lines.iter().filter(|l| l.name.starts_with("resident")).map(|l| l.bytes).sum::<u64>();
                     prop_assert!(kept <= resident.unwrap_or(u64::MAX));
-                    let longest = rows.iter().map(RowFacts::positions_max).max().unwrap_or(0);
+                    let longest = rows.iter().filter(|r| !r.is_idle()).map(RowFacts::positions_max).max().unwrap_or(0);
                     prop_assert!(a.state_bytes >= facts().sequence_bytes + longest * facts().token_bytes || rows.iter().all(RowFacts::is_idle));
                 }
                 Err(refusal) => prop_assert!(refusal.smallest_bytes > budget),

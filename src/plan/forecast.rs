@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{ModelFacts, Outcome, Schedule};
+use super::{ModelFacts, Outcome, Schedule, Span};
 
 /// Counts and bytes of a job before it runs; an upper bound, since answers may end early.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -41,11 +41,13 @@ pub fn forecast(mut schedule: Schedule, m: &ModelFacts) -> Forecast {
     let mut outcome = Outcome::default();
     let mut experts = 0.0;
     while let Some(sweep) = schedule.next(&outcome) {
-        f.sweeps += 1;
-        f.bytes_trunk += streamed + sweep.rows() as u64 * embedding_row;
-        experts += union_bytes(m, kept_blocks, sweep.rows() as f64);
+        let alike = 1 + schedule.skip_alike();
+        f.sweeps += alike;
+        f.bytes_trunk = f.bytes_trunk.saturating_add((streamed + sweep.rows() as u64 * embedding_row).saturating_mul(alike));
+        experts += union_bytes(m, kept_blocks, sweep.rows() as f64) * alike as f64;
         let rows = schedule.rows();
-        let ended = sweep.spans.iter().filter(|s| u64::from(s.positions.end) >= rows[s.row as usize].positions_max());
+        let done = |s: &&Span| u64::from(s.positions.end) + alike > rows[s.row as usize].positions_max();
+        let ended = sweep.spans.iter().filter(done);
         outcome.ended = ended.map(|s| s.slot).collect();
     }
     if f.sweeps > 0 {
@@ -76,4 +78,50 @@ fn kept_block_bytes(m: &ModelFacts, mut kept: u64) -> u64 {
         bytes += here * block;
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Allotment, Grouping};
+    use super::*;
+    use crate::memory::Ledger;
+    use crate::request::RowFacts;
+    use proptest::prelude::*;
+
+    fn schedule(rows: &[(u32, u32)], wave: usize, prefill_rows: usize) -> Schedule {
+        let row = |&(prompt_tokens, max_tokens): &(u32, u32)| RowFacts {
+            prompt_tokens,
+            max_tokens,
+            faulty: false,
+            drawn: false,
+            prompt_logprobs: true,
+        };
+        let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
+        Schedule::new(rows.iter().map(row).collect(), Grouping::Input, allotment, (0, 0))
+    }
+
+    #[test]
+    fn billions_of_sweeps_are_counted_and_not_walked() {
+        let most = i32::MAX as u32;
+        let f = forecast(schedule(&[(5, most), (7, most), (3, 2)], 1, 10), &ModelFacts::default());
+        assert_eq!(f.sweeps, 2 * u64::from(most) + 2);
+    }
+
+    proptest! {
+        #[test]
+        fn sweeps_are_those_of_the_schedule_walked_one_by_one(
+            rows in prop::collection::vec((1u32..30, 0u32..20), 1..20),
+            wave in 1usize..6,
+            prefill_rows in 1usize..40,
+        ) {
+            let mut walked = schedule(&rows, wave, prefill_rows);
+            let (mut outcome, mut sweeps) = (Outcome::default(), 0);
+            while let Some(sweep) = walked.next(&outcome) {
+                sweeps += 1;
+                let last = |s: &&Span| u64::from(s.positions.end) >= walked.rows()[s.row as usize].positions_max();
+                outcome.ended = sweep.spans.iter().filter(last).map(|s| s.slot).collect();
+            }
+            prop_assert_eq!(forecast(schedule(&rows, wave, prefill_rows), &ModelFacts::default()).sweeps, sweeps);
+        }
+    }
 }

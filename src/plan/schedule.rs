@@ -88,6 +88,21 @@ impl Schedule {
         (!spans.is_empty()).then_some(Sweep { spans })
     }
 
+    /// Passes over the sweeps that would be like the last one, a token of every answer, until one of them may end; returns how many.
+    pub(super) fn skip_alike(&mut self) -> u64 {
+        let rows = &self.rows;
+        let answering = |a: &Active| a.done > rows[a.row as usize].prompt_tokens;
+        if self.has_room() || !self.active.iter().all(answering) {
+            return 0;
+        }
+        let left = self.active.iter().map(|a| rows[a.row as usize].positions_max().saturating_sub(u64::from(a.done))).min();
+        let left = left.unwrap_or(0);
+        for active in &mut self.active {
+            active.done += left as u32;
+        }
+        left
+    }
+
     fn release(&mut self, ended: &[usize]) {
         if ended.is_empty() {
             return;
@@ -103,13 +118,23 @@ impl Schedule {
         self.free.sort_unstable_by(|a, b| b.cmp(a));
     }
 
+    /// Whether the next request in order could be admitted.
+    fn has_room(&self) -> bool {
+        let next = self.order.get(self.next);
+        next.is_some_and(|&row| !self.free.is_empty() && self.state_used + self.state_bytes(row) <= self.allotment.state_bytes)
+    }
+
+    fn state_bytes(&self, row: u32) -> u64 {
+        self.state.0 + self.rows[row as usize].positions_max() * self.state.1
+    }
+
     /// The next request in order, if a slot and state memory are free.
     fn admit(&mut self) -> Option<Active> {
-        let &row = self.order.get(self.next)?;
-        let state_bytes = self.state.0 + self.rows[row as usize].positions_max() * self.state.1;
-        if self.state_used + state_bytes > self.allotment.state_bytes {
+        if !self.has_room() {
             return None;
         }
+        let &row = self.order.get(self.next)?;
+        let state_bytes = self.state_bytes(row);
         let slot = self.free.pop()?;
         self.next += 1;
         self.state_used += state_bytes;

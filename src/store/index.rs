@@ -220,6 +220,9 @@ impl<'m> Finder<'m> {
                 blocks.places[at]
             }
         };
+        if held.file == file {
+            return Err(format!("names the tensor `{name}` twice"));
+        }
         if held != NOWHERE {
             self.twins.push(Twin { name: name.to_string(), slot, place, element });
             return Ok(());
