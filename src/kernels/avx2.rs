@@ -219,6 +219,10 @@ impl Lanes for Avx2 {
         Avx2(down(self.0), down(self.1))
     }
     #[inline(always)]
+    fn prefetch(from: *const u8) {
+        set!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         set!({
             let eight = _mm256_add_ps(self.0, self.1);

@@ -208,6 +208,10 @@ impl Lanes for Avx512 {
         set!(Avx512(_mm512_castsi512_ps(_mm512_srli_epi32::<4>(_mm512_castps_si512(self.0)))))
     }
     #[inline(always)]
+    fn prefetch(from: *const u8) {
+        set!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         set!({
             let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));

@@ -63,6 +63,8 @@ pub(super) trait Lanes: Real {
     fn e2m1_lowest(self) -> Self;
     /// The bits of each lane moved down by four.
     fn down_four(self) -> Self;
+    /// Asks for the cache line at `from`, which may be any address, to come near.
+    fn prefetch(from: *const u8);
     /// The fixed tree: l += l+8, l += l+4, l += l+2, l += l+1.
     fn sum(self) -> f32;
     /// The same tree with [`Real::max`].
@@ -260,6 +262,8 @@ impl Lanes for Portable {
     fn down_four(self) -> Self {
         Portable(self.0.map(|v| f32::from_bits(v.to_bits() >> 4)))
     }
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
     #[inline(always)]
     fn sum(self) -> f32 {
         self.tree(|a, b| a + b)

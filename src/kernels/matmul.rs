@@ -26,6 +26,9 @@ const TILE: usize = VECTORS * LANES;
 /// Rows of a block of sums: 6 x 4 vectors fill the registers of AVX-512, 6 x 1 double ones those of AVX2.
 const BLOCK_ROWS: usize = 6;
 
+/// Columns of a tile that few rows share: 32 KiB, for the first cache.
+const STAGE: usize = RUN / 2;
+
 /// Rows that a tile must serve for its decoding, once a task, to be a trifle (5 % at 128).
 const TASK_ROWS: usize = 126;
 const _: () = assert!(TASK_ROWS.is_multiple_of(BLOCK_ROWS));
@@ -95,9 +98,41 @@ impl Operation for Task<'_> {
 }
 
 impl Task<'_> {
+    /// N vectors of outputs from `n` on for few rows, which is one block: the chains stay in registers while a
+    /// part of their columns is decoded, so that these stay in the first cache. Returns N.
+    #[inline(always)]
+    fn few<L: Lanes, const R: usize, const N: usize>(&self, lines: &mut [Line], n: usize) -> usize {
+        let tile = &mut lines.as_chunks_mut::<N>().0[..STAGE];
+        let cols = self.w.cols;
+        let mut from = 0;
+        loop {
+            let end = cols.min(from + RUN);
+            let mut sums = [[L::splat(0.0); N]; R];
+            for at in (from..end).step_by(STAGE) {
+                let stage = at..end.min(at + STAGE);
+                for v in 0..N {
+                    pack::<L, N>(self.w, n + v * LANES, stage.clone(), tile, v);
+                }
+                sums = self.chains(self.rows.start, stage.clone(), &tile[..stage.len()], sums);
+            }
+            self.finish(self.rows.start, n, from, sums);
+            from = end;
+            if from == cols {
+                return N;
+            }
+        }
+    }
+
     /// N vectors of outputs from `n` on, for all rows, run after run. Returns N.
     #[inline(always)]
     fn tile<L: Lanes, const N: usize>(&self, lines: &mut [Line], n: usize) -> usize {
+        match self.rows.len() {
+            1 => return self.few::<L, 1, N>(lines, n),
+            2 => return self.few::<L, 2, N>(lines, n),
+            3 => return self.few::<L, 3, N>(lines, n),
+            4 => return self.few::<L, 4, N>(lines, n),
+            _ => {}
+        }
         let tile = &mut lines.as_chunks_mut::<N>().0[..RUN];
         let cols = self.w.cols;
         let mut from = 0;
@@ -125,16 +160,55 @@ impl Task<'_> {
         }
     }
 
-    /// The chains of R rows over the columns from `from` on, written or added to y. Returns R.
+    /// The chains of R rows over the run from `from` on, written or added to y. Returns R.
     #[inline(always)]
     fn block<L: Lanes, const R: usize, const N: usize>(&self, weights: &[[Line; N]], r: usize, n: usize, from: usize) -> usize {
+        let sums = self.chains(r, from..from + weights.len(), weights, [[L::splat(0.0); N]; R]);
+        self.finish(r, n, from, sums);
+        R
+    }
+
+    /// Carries R x N vectors of chains on over some columns, decoded in `weights`.
+    #[inline(always)]
+    fn chains<L: Lanes, const R: usize, const N: usize>(
+        &self,
+        r: usize,
+        columns: Range<usize>,
+        weights: &[[Line; N]],
+        mut sums: [[L; N]; R],
+    ) -> [[L; N]; R] {
         let mut x: [&[f32]; R] = [&[]; R];
         for (i, row) in x.iter_mut().enumerate() {
-            *row = &self.x.row(r + i, self.w.cols)[from..][..weights.len()];
+            *row = &self.x.row(r + i, self.w.cols)[columns.clone()][..weights.len()];
         }
-        let sums = chains::<L, R, N>(x, weights);
+        for (i, columns) in weights.chunks(LANES).enumerate() {
+            for row in &x {
+                // The block after this one reads the same columns of the next rows.
+                L::prefetch(row[i * LANES..].as_ptr().wrapping_add(R * self.x.stride).cast());
+            }
+            for (k, column) in columns.iter().enumerate() {
+                let k = (i * LANES).wrapping_add(k);
+                let mut vectors = [L::splat(0.0); N];
+                for n in 0..N {
+                    vectors[n] = L::load(&column[n].0);
+                }
+                for r in 0..R {
+                    // SAFETY: k < weights.len(), the length of each row.
+                    let input = L::splat(unsafe { *x[r].get_unchecked(k) });
+                    for n in 0..N {
+                        sums[r][n] = input.fma(vectors[n], sums[r][n]);
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// Writes the first run's chains to y, or adds a later run's.
+    #[inline(always)]
+    fn finish<L: Lanes, const R: usize, const N: usize>(&self, r: usize, n: usize, from: usize, sums: [[L; N]; R]) {
+        let count = (self.outputs.end - n).min(N * LANES);
         for (i, sums) in sums.iter().enumerate() {
-            let count = (self.outputs.end - n).min(N * LANES);
             // SAFETY: these outputs of these rows belong to this task alone, and rows do not overlap.
             let out = unsafe { self.y.part(r + i, n, count) };
             let (whole, rest) = out.as_chunks_mut::<LANES>();
@@ -148,27 +222,5 @@ impl Task<'_> {
                 sum.store_part(rest);
             }
         }
-        R
     }
-}
-
-/// R x N vectors of chains over all columns of `weights`; each row of x has as many.
-#[inline(always)]
-fn chains<L: Lanes, const R: usize, const N: usize>(x: [&[f32]; R], weights: &[[Line; N]]) -> [[L; N]; R] {
-    let mut sums = [[L::splat(0.0); N]; R];
-    for (k, column) in weights.iter().enumerate() {
-        let mut vectors = [L::splat(0.0); N];
-        for n in 0..N {
-            vectors[n] = L::load(&column[n].0);
-        }
-        for r in 0..R {
-            debug_assert!(k < x[r].len());
-            // SAFETY: k < weights.len(), the length of each row.
-            let input = L::splat(unsafe { *x[r].get_unchecked(k) });
-            for n in 0..N {
-                sums[r][n] = input.fma(vectors[n], sums[r][n]);
-            }
-        }
-    }
-    sums
 }

@@ -80,6 +80,8 @@ fn groups<'a, const N: usize, const C: usize>(
 struct Rows<'a> {
     bytes: &'a [u8],
     starts: [usize; LANES],
+    /// How far before it is used a line is asked for: as many bytes as a run has.
+    ahead: usize,
 }
 
 impl<'a> Rows<'a> {
@@ -89,7 +91,7 @@ impl<'a> Rows<'a> {
         for (i, start) in starts.iter_mut().enumerate() {
             *start = (n + i).min(w.rows - 1) * row_bytes;
         }
-        Rows { bytes, starts }
+        Rows { bytes, starts, ahead: row_bytes * RUN / w.cols.max(1) }
     }
 
     /// The 64 bytes from `at` on of each row, turned: lane r of member d is dword d of row r. Past a row's end comes what
@@ -99,6 +101,7 @@ impl<'a> Rows<'a> {
         let mut rows = [L::splat(0.0); LANES];
         for (row, start) in rows.iter_mut().zip(self.starts) {
             let bytes = &self.bytes[start + at..];
+            L::prefetch(bytes.as_ptr().wrapping_add(self.ahead));
             *row = match bytes.first_chunk() {
                 Some(bytes) => L::load_f32(bytes),
                 None => L::load_f32(&filled(bytes)),
