@@ -2,12 +2,12 @@
 //!
 //! A core makes 240 GFLOP/s here: sixteen lanes, two fused steps a cycle. Lanes along the columns need a tree of additions a
 //! sum, which costs as much as the product itself where a row has 256 columns (measured: 110 GFLOP/s). So the lanes are
-//! sixteen OUTPUTS, and the order is this: columns are taken in runs of 256; within a run an output is one chain of fused
+//! sixteen OUTPUTS, and the order is this: columns are taken in runs of 128; within a run an output is one chain of fused
 //! multiply-adds from 0 over ascending columns; the output is the first run's chain, to which the others are added in
-//! ascending order. Runs keep the error small (256 + K / 256 roundings, not K) and let y itself hold what is unfinished.
+//! ascending order. Runs keep the error small (128 + K / 128 roundings, not K) and let y itself hold what is unfinished.
 //!
-//! A task decodes a tile of outputs x 256 columns once (`tile`) and sends all its rows through. Inputs are used where they
-//! lie, a number of them being broadcast a step. Tasks share nothing and wait for nobody.
+//! A tile of outputs x one run is decoded once (`tile`) and stays in the first cache while all rows of a task pass. Inputs
+//! are used where they lie, a number of them being broadcast a step. Tasks share nothing and wait for nobody.
 #![allow(unsafe_code)] // Loads without a bound a step, and columns of shared rows written in parallel.
 
 use std::ops::Range;
@@ -19,24 +19,32 @@ use super::tile::{RUN, pack};
 use super::view::{Target, View, ViewMut};
 use super::{Kernels, Operation, parallel};
 
-/// Vectors of sixteen outputs in the widest tile: decoded it takes 64 KiB, a small part of the second cache.
+/// Vectors of sixteen outputs in the widest tile.
 const VECTORS: usize = 4;
-const TILE: usize = VECTORS * LANES;
+// A tile leaves a third of a first cache of 48 KiB to the inputs.
+const _: () = assert!(VECTORS * RUN * size_of::<Line>() <= 32 << 10);
 
 /// Rows of a block of sums: 6 x 4 vectors fill the registers of AVX-512, 6 x 1 double ones those of AVX2.
 const BLOCK_ROWS: usize = 6;
 
-/// Columns of a tile that few rows share: 32 KiB, for the first cache.
-const STAGE: usize = RUN / 2;
+/// Up to here decoding is what costs, and narrow tiles do it faster.
+const FEW_ROWS: usize = 4;
+const FEW_VECTORS: usize = 2;
 
-/// Rows that a tile must serve for its decoding, once a task, to be a trifle (5 % at 128).
+/// Outputs that pass through a run of columns before the next run comes.
+const GROUP: usize = 256;
+
+/// Rows of a task: enough that decoding, once a task, is a trifle (5 % at 126), so few that the inputs of a run and the
+/// group's outputs lie in the second cache.
 const TASK_ROWS: usize = 126;
-const _: () = assert!(TASK_ROWS.is_multiple_of(BLOCK_ROWS));
+const TASK_ROWS_MOST: usize = 516;
+const _: () = assert!(TASK_ROWS.is_multiple_of(BLOCK_ROWS) && TASK_ROWS_MOST.is_multiple_of(BLOCK_ROWS));
+const _: () = assert!(TASK_ROWS_MOST * (GROUP + RUN) * size_of::<f32>() <= 1 << 20);
 
 impl Kernels {
     /// `y[r][n] = sum over k of x[r][k] * w[n][k]` for r < rows, n < w.rows.
     ///
-    /// The order: runs of 256 columns, each one chain of fused multiply-adds from 0, k ascending; then the chains are added
+    /// The order: runs of 128 columns, each one chain of fused multiply-adds from 0, k ascending; then the chains are added
     /// from the first to the last.
     ///
     /// # Panics
@@ -61,9 +69,9 @@ impl Kernels {
 /// Rows and outputs of a task. Outputs are cut first, since a cut through the rows decodes weights twice.
 fn shares(rows: usize, outputs: usize, tasks: usize) -> (usize, usize) {
     // Too few rows to be cut, then narrower tiles.
-    let unit = if rows < 2 * TASK_ROWS { TILE / 2 } else { TILE };
+    let unit = if rows < 2 * TASK_ROWS { 2 * LANES } else { VECTORS * LANES };
     let share = outputs.div_ceil(tasks).next_multiple_of(unit);
-    let cuts = (tasks / outputs.div_ceil(share)).clamp(1, rows.div_ceil(TASK_ROWS));
+    let cuts = (tasks / outputs.div_ceil(share)).min(rows / TASK_ROWS).max(rows.div_ceil(TASK_ROWS_MOST));
     (rows.div_ceil(cuts).next_multiple_of(BLOCK_ROWS), share)
 }
 
@@ -83,130 +91,65 @@ impl Operation for Task<'_> {
     #[inline(always)]
     fn run<L: Lanes>(mut self) {
         let lines = std::mem::take(&mut self.lines);
-        let mut n = self.outputs.start;
-        while n < self.outputs.end {
-            n += LANES
-                * match (self.outputs.end - n).div_ceil(LANES) {
-                    1 => self.tile::<L, 1>(lines, n),
-                    _ if !L::WIDE => self.tile::<L, 1>(lines, n),
-                    2 => self.tile::<L, 2>(lines, n),
-                    3 => self.tile::<L, 3>(lines, n),
-                    _ => self.tile::<L, 4>(lines, n),
-                };
+        let group = if self.rows.len() <= FEW_ROWS { FEW_VECTORS * LANES } else { GROUP };
+        for n in self.outputs.clone().step_by(group) {
+            let outputs = n..self.outputs.end.min(n + group);
+            // A matrix without columns has one run, which is empty.
+            for from in (0..self.w.cols.max(1)).step_by(RUN) {
+                self.tiles::<L>(lines, outputs.clone(), from);
+            }
         }
     }
 }
 
 impl Task<'_> {
-    /// N vectors of outputs from `n` on for few rows, which is one block: the chains stay in registers while a
-    /// part of their columns is decoded, so that these stay in the first cache. Returns N.
+    /// Some outputs over the run from column `from` on.
     #[inline(always)]
-    fn few<L: Lanes, const R: usize, const N: usize>(&self, lines: &mut [Line], n: usize) -> usize {
-        let tile = &mut lines.as_chunks_mut::<N>().0[..STAGE];
-        let cols = self.w.cols;
-        let mut from = 0;
-        loop {
-            let end = cols.min(from + RUN);
-            let mut sums = [[L::splat(0.0); N]; R];
-            for at in (from..end).step_by(STAGE) {
-                let stage = at..end.min(at + STAGE);
-                for v in 0..N {
-                    pack::<L, N>(self.w, n + v * LANES, stage.clone(), tile, v);
-                }
-                sums = self.chains(self.rows.start, stage.clone(), &tile[..stage.len()], sums);
-            }
-            self.finish(self.rows.start, n, from, sums);
-            from = end;
-            if from == cols {
-                return N;
-            }
-        }
-    }
-
-    /// N vectors of outputs from `n` on, for all rows, run after run. Returns N.
-    #[inline(always)]
-    fn tile<L: Lanes, const N: usize>(&self, lines: &mut [Line], n: usize) -> usize {
-        match self.rows.len() {
-            1 => return self.few::<L, 1, N>(lines, n),
-            2 => return self.few::<L, 2, N>(lines, n),
-            3 => return self.few::<L, 3, N>(lines, n),
-            4 => return self.few::<L, 4, N>(lines, n),
-            _ => {}
-        }
-        let tile = &mut lines.as_chunks_mut::<N>().0[..RUN];
-        let cols = self.w.cols;
-        let mut from = 0;
-        loop {
-            let run = from..cols.min(from + RUN);
-            for v in 0..N {
-                pack::<L, N>(self.w, n + v * LANES, run.clone(), tile, v);
-            }
-            let weights = &tile[..run.len()];
-            let mut r = self.rows.start;
-            while r < self.rows.end {
-                r += match self.rows.end - r {
-                    1 => self.block::<L, 1, N>(weights, r, n, from),
-                    2 => self.block::<L, 2, N>(weights, r, n, from),
-                    3 => self.block::<L, 3, N>(weights, r, n, from),
-                    4 => self.block::<L, 4, N>(weights, r, n, from),
-                    5 => self.block::<L, 5, N>(weights, r, n, from),
-                    _ => self.block::<L, BLOCK_ROWS, N>(weights, r, n, from),
+    fn tiles<L: Lanes>(&self, lines: &mut [Line], outputs: Range<usize>, from: usize) {
+        let mut n = outputs.start;
+        while n < outputs.end {
+            n += LANES
+                * match (outputs.end - n).div_ceil(LANES) {
+                    1 => self.tile::<L, 1>(lines, n, from),
+                    _ if !L::WIDE => self.tile::<L, 1>(lines, n, from),
+                    2 => self.tile::<L, 2>(lines, n, from),
+                    3 => self.tile::<L, 3>(lines, n, from),
+                    _ => self.tile::<L, VECTORS>(lines, n, from),
                 };
-            }
-            from = run.end;
-            if from == cols {
-                return N;
-            }
         }
     }
 
-    /// The chains of R rows over the run from `from` on, written or added to y. Returns R.
+    /// N vectors of outputs from `n` on, decoded once for all rows. Returns N.
+    #[inline(always)]
+    fn tile<L: Lanes, const N: usize>(&self, lines: &mut [Line], n: usize, from: usize) -> usize {
+        let run = from..self.w.cols.min(from + RUN);
+        let tile = &mut lines.as_chunks_mut::<N>().0[..RUN];
+        for v in 0..N {
+            pack::<L, N>(self.w, n + v * LANES, run.clone(), tile, v);
+        }
+        let weights = &tile[..run.len()];
+        let mut r = self.rows.start;
+        while r < self.rows.end {
+            r += match self.rows.end - r {
+                1 => self.block::<L, 1, N>(weights, r, n, from),
+                2 => self.block::<L, 2, N>(weights, r, n, from),
+                3 => self.block::<L, 3, N>(weights, r, n, from),
+                4 => self.block::<L, 4, N>(weights, r, n, from),
+                5 => self.block::<L, 5, N>(weights, r, n, from),
+                _ => self.block::<L, BLOCK_ROWS, N>(weights, r, n, from),
+            };
+        }
+        N
+    }
+
+    /// The chains of R rows over the run from `from` on, written to y or, of a later run, added to it. Returns R.
     #[inline(always)]
     fn block<L: Lanes, const R: usize, const N: usize>(&self, weights: &[[Line; N]], r: usize, n: usize, from: usize) -> usize {
-        let sums = self.chains(r, from..from + weights.len(), weights, [[L::splat(0.0); N]; R]);
-        self.finish(r, n, from, sums);
-        R
-    }
-
-    /// Carries R x N vectors of chains on over some columns, decoded in `weights`.
-    #[inline(always)]
-    fn chains<L: Lanes, const R: usize, const N: usize>(
-        &self,
-        r: usize,
-        columns: Range<usize>,
-        weights: &[[Line; N]],
-        mut sums: [[L; N]; R],
-    ) -> [[L; N]; R] {
         let mut x: [&[f32]; R] = [&[]; R];
         for (i, row) in x.iter_mut().enumerate() {
-            *row = &self.x.row(r + i, self.w.cols)[columns.clone()][..weights.len()];
+            *row = &self.x.row(r + i, self.w.cols)[from..][..weights.len()];
         }
-        for (i, columns) in weights.chunks(LANES).enumerate() {
-            for row in &x {
-                // The block after this one reads the same columns of the next rows.
-                L::prefetch(row[i * LANES..].as_ptr().wrapping_add(R * self.x.stride).cast());
-            }
-            for (k, column) in columns.iter().enumerate() {
-                let k = (i * LANES).wrapping_add(k);
-                let mut vectors = [L::splat(0.0); N];
-                for n in 0..N {
-                    vectors[n] = L::load(&column[n].0);
-                }
-                for r in 0..R {
-                    // SAFETY: k < weights.len(), the length of each row.
-                    let input = L::splat(unsafe { *x[r].get_unchecked(k) });
-                    for n in 0..N {
-                        sums[r][n] = input.fma(vectors[n], sums[r][n]);
-                    }
-                }
-            }
-        }
-        sums
-    }
-
-    /// Writes the first run's chains to y, or adds a later run's.
-    #[inline(always)]
-    fn finish<L: Lanes, const R: usize, const N: usize>(&self, r: usize, n: usize, from: usize, sums: [[L; N]; R]) {
+        let sums = chains::<L, R, N>(x, weights);
         let count = (self.outputs.end - n).min(N * LANES);
         for (i, sums) in sums.iter().enumerate() {
             // SAFETY: these outputs of these rows belong to this task alone, and rows do not overlap.
@@ -222,5 +165,27 @@ impl Task<'_> {
                 sum.store_part(rest);
             }
         }
+        R
     }
+}
+
+/// R x N vectors of chains over all columns of `weights`; each row of x has as many.
+#[inline(always)]
+fn chains<L: Lanes, const R: usize, const N: usize>(x: [&[f32]; R], weights: &[[Line; N]]) -> [[L; N]; R] {
+    let mut sums = [[L::splat(0.0); N]; R];
+    for (k, column) in weights.iter().enumerate() {
+        let mut vectors = [L::splat(0.0); N];
+        for n in 0..N {
+            vectors[n] = L::load(&column[n].0);
+        }
+        for r in 0..R {
+            debug_assert!(k < x[r].len());
+            // SAFETY: k < weights.len(), the length of each row.
+            let input = L::splat(unsafe { *x[r].get_unchecked(k) });
+            for n in 0..N {
+                sums[r][n] = input.fma(vectors[n], sums[r][n]);
+            }
+        }
+    }
+    sums
 }

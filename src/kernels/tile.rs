@@ -11,7 +11,7 @@ use super::matrix::{BLOCK, Data, Matrix};
 use super::scratch::Line;
 
 /// Columns of a tile at most, and of a chain of the order of summation.
-pub(super) const RUN: usize = 256;
+pub(super) const RUN: usize = 128;
 
 /// Columns in the 64 bytes of a row that are turned at once.
 const MXFP4_COLUMNS: usize = 128;
