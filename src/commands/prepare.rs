@@ -92,5 +92,5 @@ pub fn fingerprint(job: &Job, prepared: &Prepared) -> Result<String> {
 
 /// `engine.precision`.
 pub const PRECISION: &str = "f32";
-/// The order of summation that all kernels share: lanes and tree.
-const ORDER: &str = "16 lanes";
+/// The order of summation that all kernels share: products, then scores of attention.
+const ORDER: &str = "128-column chains, 16 lanes";

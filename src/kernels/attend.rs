@@ -8,9 +8,9 @@
 
 use std::ops::Range;
 
+use super::dots::dots;
 use super::lanes::{LANES, Lanes};
 use super::math::exp_of;
-use super::matmul::dots;
 use super::matrix::Floats;
 use super::scratch::{self, Line};
 use super::view::{Target, View, ViewMut};

@@ -103,13 +103,49 @@ fn widen(bf16: __m128i) -> __m256 {
     set!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bf16))))
 }
 
-/// Eight E2M1 codes, one a byte, to f32: the table looks at three bits, the fourth becomes the sign.
+/// The E2M1 codes in the lowest bits of eight lanes to f32: the table looks at three bits, the fourth becomes the sign.
 #[inline(always)]
-fn decode(codes: __m128i) -> __m256 {
-    let codes = set!(_mm256_cvtepu8_epi32(codes));
+fn decode(codes: __m256i) -> __m256 {
     let magnitude = set!(_mm256_permutevar8x32_ps(_mm256_loadu_ps(E2M1.as_ptr()), codes));
     let sign = set!(_mm256_slli_epi32::<28>(_mm256_and_si256(codes, _mm256_set1_epi32(8))));
     set!(_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign)))
+}
+
+/// Eight E8M0 scales, one a byte, to f32. Both 0 (2^-127, a subnormal) and 255 (NaN) have the mantissa's highest bit.
+#[inline(always)]
+fn scales(bytes: __m128i) -> __m256 {
+    set!({
+        let scales = _mm256_cvtepu8_epi32(bytes);
+        let low = _mm256_cmpeq_epi32(scales, _mm256_setzero_si256());
+        let odd = _mm256_or_si256(low, _mm256_cmpeq_epi32(scales, _mm256_set1_epi32(255)));
+        let mantissa = _mm256_and_si256(odd, _mm256_set1_epi32(1 << 22));
+        _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(scales), mantissa))
+    })
+}
+
+/// Columns 4h to 4h + 3 of four rows: half h of the result's member c is column 4h + c.
+#[inline(always)]
+fn columns(rows: [__m256; 4]) -> [__m256; 4] {
+    set!({
+        let (low, high) = (_mm256_unpacklo_ps(rows[0], rows[1]), _mm256_unpackhi_ps(rows[0], rows[1]));
+        let (low2, high2) = (_mm256_unpacklo_ps(rows[2], rows[3]), _mm256_unpackhi_ps(rows[2], rows[3]));
+        let first = [_mm256_shuffle_ps::<0x44>(low, low2), _mm256_shuffle_ps::<0xee>(low, low2)];
+        let last = [_mm256_shuffle_ps::<0x44>(high, high2), _mm256_shuffle_ps::<0xee>(high, high2)];
+        [first[0], first[1], last[0], last[1]]
+    })
+}
+
+/// Lane c of row r becomes lane r of row c.
+#[inline(always)]
+fn transpose(rows: [__m256; 8]) -> [__m256; 8] {
+    let top = columns([rows[0], rows[1], rows[2], rows[3]]);
+    let bottom = columns([rows[4], rows[5], rows[6], rows[7]]);
+    let mut out = rows;
+    for c in 0..4 {
+        out[c] = set!(_mm256_permute2f128_ps::<0x20>(top[c], bottom[c]));
+        out[c + 4] = set!(_mm256_permute2f128_ps::<0x31>(top[c], bottom[c]));
+    }
+    out
 }
 
 impl Lanes for Avx2 {
@@ -145,7 +181,46 @@ impl Lanes for Avx2 {
         let even = set!(_mm_and_si128(bytes, nibble));
         let odd = set!(_mm_and_si128(_mm_srli_epi16::<4>(bytes), nibble));
         let codes = set!(_mm_unpacklo_epi8(even, odd));
-        Avx2(decode(codes), decode(set!(_mm_srli_si128::<8>(codes))))
+        let high = set!(_mm_srli_si128::<8>(codes));
+        Avx2(decode(set!(_mm256_cvtepu8_epi32(codes))), decode(set!(_mm256_cvtepu8_epi32(high))))
+    }
+    #[inline(always)]
+    fn load_e8m0(from: &[u8; LANES]) -> Self {
+        let at = from.as_ptr();
+        Avx2(scales(set!(_mm_loadu_si64(at))), scales(set!(_mm_loadu_si64(at.add(8)))))
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let (mut left, mut right) = ([[rows[0].0; 8]; 2], [[rows[0].1; 8]; 2]);
+        for r in 0..LANES {
+            (left[r / 8][r % 8], right[r / 8][r % 8]) = (rows[r].0, rows[r].1);
+        }
+        let (left, right) = (left.map(transpose), right.map(transpose));
+        let mut out = rows;
+        for c in 0..8 {
+            out[c] = Avx2(left[0][c], left[1][c]);
+            out[c + 8] = Avx2(right[0][c], right[1][c]);
+        }
+        out
+    }
+    #[inline(always)]
+    fn bf16_pairs(self) -> (Self, Self) {
+        let low = |v: __m256| set!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(v))));
+        let high = set!(_mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32)));
+        (Avx2(low(self.0), low(self.1)), Avx2(set!(_mm256_and_ps(self.0, high)), set!(_mm256_and_ps(self.1, high))))
+    }
+    #[inline(always)]
+    fn e2m1_lowest(self) -> Self {
+        Avx2(decode(set!(_mm256_castps_si256(self.0))), decode(set!(_mm256_castps_si256(self.1))))
+    }
+    #[inline(always)]
+    fn down_four(self) -> Self {
+        let down = |v: __m256| set!(_mm256_castsi256_ps(_mm256_srli_epi32::<4>(_mm256_castps_si256(v))));
+        Avx2(down(self.0), down(self.1))
+    }
+    #[inline(always)]
+    fn prefetch(from: *const u8) {
+        set!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -122,6 +122,24 @@ fn ones(a: __m512, b: __m512) -> __m512 {
     set!(_mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
 }
 
+/// Columns 4q to 4q + 3 of four rows: quarter q of the result's member c is column 4q + c.
+#[inline(always)]
+fn columns(rows: &[Avx512]) -> [__m512; 4] {
+    set!({
+        let (low, high) = (_mm512_unpacklo_ps(rows[0].0, rows[1].0), _mm512_unpackhi_ps(rows[0].0, rows[1].0));
+        let (low2, high2) = (_mm512_unpacklo_ps(rows[2].0, rows[3].0), _mm512_unpackhi_ps(rows[2].0, rows[3].0));
+        let first = [_mm512_shuffle_ps::<0x44>(low, low2), _mm512_shuffle_ps::<0xee>(low, low2)];
+        let last = [_mm512_shuffle_ps::<0x44>(high, high2), _mm512_shuffle_ps::<0xee>(high, high2)];
+        [first[0], first[1], last[0], last[1]]
+    })
+}
+
+/// The even quarters of two registers, then the odd ones.
+#[inline(always)]
+fn quarters(a: __m512, b: __m512) -> (__m512, __m512) {
+    set!((_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b)))
+}
+
 impl Lanes for Avx512 {
     const WIDE: bool = true;
 
@@ -148,6 +166,50 @@ impl Lanes for Avx512 {
         // The table looks at the low four bits of an index, so the even codes need no mask.
         let codes = set!(_mm_unpacklo_epi8(bytes, _mm_srli_epi16::<4>(bytes)));
         set!(Avx512(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), _mm512_loadu_ps(VALUES.as_ptr()))))
+    }
+    #[inline(always)]
+    fn load_e8m0(from: &[u8; LANES]) -> Self {
+        let scales = set!(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())));
+        // Both 0 (2^-127, a subnormal) and 255 (NaN) have the mantissa's highest bit.
+        let next = set!(_mm512_add_epi32(scales, _mm512_set1_epi32(1)));
+        let odd = set!(_mm512_testn_epi32_mask(next, _mm512_set1_epi32(254)));
+        let bits = set!(_mm512_slli_epi32::<23>(scales));
+        set!(Avx512(_mm512_castsi512_ps(_mm512_mask_or_epi32(bits, odd, bits, _mm512_set1_epi32(1 << 22)))))
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let fours = [columns(&rows[0..4]), columns(&rows[4..8]), columns(&rows[8..12]), columns(&rows[12..16])];
+        let mut out = rows;
+        for c in 0..4 {
+            let (top_even, top_odd) = quarters(fours[0][c], fours[1][c]);
+            let (bottom_even, bottom_odd) = quarters(fours[2][c], fours[3][c]);
+            let (first, third) = quarters(top_even, bottom_even);
+            let (second, fourth) = quarters(top_odd, bottom_odd);
+            for (q, quarter) in [first, second, third, fourth].into_iter().enumerate() {
+                out[4 * q + c] = Avx512(quarter);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn bf16_pairs(self) -> (Self, Self) {
+        let both = set!(_mm512_castps_si512(self.0));
+        let low = set!(Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both))));
+        let high = set!(_mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
+        (low, set!(Avx512(_mm512_castsi512_ps(high))))
+    }
+    #[inline(always)]
+    fn e2m1_lowest(self) -> Self {
+        // The table looks at the low four bits of an index.
+        set!(Avx512(_mm512_permutexvar_ps(_mm512_castps_si512(self.0), _mm512_loadu_ps(VALUES.as_ptr()))))
+    }
+    #[inline(always)]
+    fn down_four(self) -> Self {
+        set!(Avx512(_mm512_castsi512_ps(_mm512_srli_epi32::<4>(_mm512_castps_si512(self.0)))))
+    }
+    #[inline(always)]
+    fn prefetch(from: *const u8) {
+        set!(_mm_prefetch::<_MM_HINT_T1>(from.cast()));
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -53,6 +53,18 @@ pub(super) trait Lanes: Real {
     fn load_bf16(from: &[u8; 32]) -> Self;
     /// Sixteen E2M1 codes, the even column in the low half of a byte.
     fn load_e2m1(from: &[u8; 8]) -> Self;
+    /// 2^(scale - 127) of sixteen scales, exact: 0 is a subnormal, 255 is NaN.
+    fn load_e8m0(from: &[u8; LANES]) -> Self;
+    /// Lane c of row r becomes lane r of row c: bits are moved, whatever they mean.
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES];
+    /// Each lane holds two bf16: those in the low halves, then those in the high ones.
+    fn bf16_pairs(self) -> (Self, Self);
+    /// Each lane holds eight E2M1 codes: the values of the lowest ones.
+    fn e2m1_lowest(self) -> Self;
+    /// The bits of each lane moved down by four.
+    fn down_four(self) -> Self;
+    /// Asks for the cache line at `from`, which may be any address, to come near.
+    fn prefetch(from: *const u8);
     /// The fixed tree: l += l+8, l += l+4, l += l+2, l += l+1.
     fn sum(self) -> f32;
     /// The same tree with [`Real::max`].
@@ -224,6 +236,35 @@ impl Lanes for Portable {
         Portable(out)
     }
     #[inline(always)]
+    fn load_e8m0(from: &[u8; LANES]) -> Self {
+        Portable(from.map(e8m0))
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut out = rows;
+        for (c, out) in out.iter_mut().enumerate() {
+            for (r, row) in rows.iter().enumerate() {
+                out.0[r] = row.0[c];
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn bf16_pairs(self) -> (Self, Self) {
+        let low = self.0.map(|v| f32::from_bits(v.to_bits() << 16));
+        (Portable(low), Portable(self.0.map(|v| f32::from_bits(v.to_bits() & 0xffff_0000))))
+    }
+    #[inline(always)]
+    fn e2m1_lowest(self) -> Self {
+        Portable(self.0.map(|v| e2m1(v.to_bits() as u8 & 15)))
+    }
+    #[inline(always)]
+    fn down_four(self) -> Self {
+        Portable(self.0.map(|v| f32::from_bits(v.to_bits() >> 4)))
+    }
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
+    #[inline(always)]
     fn sum(self) -> f32 {
         self.tree(|a, b| a + b)
     }
@@ -238,4 +279,14 @@ impl Lanes for Portable {
 fn e2m1(code: u8) -> f32 {
     let magnitude = E2M1[usize::from(code & 7)];
     if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// 2^(scale - 127), exact: scale 0 is a subnormal, 255 is NaN.
+#[inline(always)]
+pub(super) fn e8m0(scale: u8) -> f32 {
+    match scale {
+        0 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(scale) << 23),
+    }
 }

@@ -1,25 +1,51 @@
-//! y = x w^T for many rows, few rows and one row, in the same bits.
+//! y = x w^T: what has to be near the multipliers, and in which order are they fed?
 //!
-//! Two costs compete. With few rows each weight is used a few times and memory is the limit: decode sixteen columns into
-//! registers, use them for all rows, forget them. With many rows the fused multiply-adds are the limit: `tile` decodes
-//! weights once for all rows. Both end in [`dots`], which is the order of summation.
+//! A core makes 240 GFLOP/s here: sixteen lanes, two fused steps a cycle. Lanes along the columns need a tree of additions a
+//! sum, which costs as much as the product itself where a row has 256 columns (measured: 110 GFLOP/s). So the lanes are
+//! sixteen OUTPUTS, and the order is this: columns are taken in runs of 128; within a run an output is one chain of fused
+//! multiply-adds from 0 over ascending columns; the output is the first run's chain, to which the others are added in
+//! ascending order. Runs keep the error small (128 + K / 128 roundings, not K) and let y itself hold what is unfinished.
+//!
+//! A tile of outputs x one run is decoded once (`tile`) and stays in the first cache while all rows of a task pass. Inputs
+//! are used where they lie, a number of them being broadcast a step. Tasks share nothing and wait for nobody.
 #![allow(unsafe_code)] // Loads without a bound a step, and columns of shared rows written in parallel.
 
 use std::ops::Range;
 
-use super::lanes::Lanes;
-use super::matrix::{Bf16Rows, Data, F32Rows, Floats, Format, Matrix, Mxfp4Rows, Row};
+use super::lanes::{LANES, Lanes};
+use super::matrix::Matrix;
+use super::scratch::{self, Line};
+use super::tile::{RUN, pack};
 use super::view::{Target, View, ViewMut};
-use super::{Kernels, Operation, parallel, tile};
+use super::{Kernels, Operation, parallel};
 
-/// Up to here weights are used straight from their packed form.
+/// Vectors of sixteen outputs in the widest tile.
+const VECTORS: usize = 4;
+// A tile leaves a third of a first cache of 48 KiB to the inputs.
+const _: () = assert!(VECTORS * RUN * size_of::<Line>() <= 32 << 10);
+
+/// Rows of a block of sums: 6 x 4 vectors fill the registers of AVX-512, 6 x 1 double ones those of AVX2.
+const BLOCK_ROWS: usize = 6;
+
+/// Up to here decoding is what costs, and narrow tiles do it faster.
 const FEW_ROWS: usize = 4;
+const FEW_VECTORS: usize = 2;
 
-/// Outputs of the largest block of sums; tasks take multiples of it.
-pub(super) const BLOCK_OUTPUTS: usize = 4;
+/// Outputs that pass through a run of columns before the next run comes.
+const GROUP: usize = 256;
+
+/// Rows of a task: enough that decoding, once a task, is a trifle (5 % at 126), so few that the inputs of a run and the
+/// group's outputs lie in the second cache.
+const TASK_ROWS: usize = 126;
+const TASK_ROWS_MOST: usize = 516;
+const _: () = assert!(TASK_ROWS.is_multiple_of(BLOCK_ROWS) && TASK_ROWS_MOST.is_multiple_of(BLOCK_ROWS));
+const _: () = assert!(TASK_ROWS_MOST * (GROUP + RUN) * size_of::<f32>() <= 1 << 20);
 
 impl Kernels {
-    /// `y[r][n] = dot(x[r], w[n])` for r < rows, n < w.rows.
+    /// `y[r][n] = sum over k of x[r][k] * w[n][k]` for r < rows, n < w.rows.
+    ///
+    /// The order: runs of 128 columns, each one chain of fused multiply-adds from 0, k ascending; then the chains are added
+    /// from the first to the last.
     ///
     /// # Panics
     /// When a view or the matrix is shorter than its shape says.
@@ -29,146 +55,135 @@ impl Kernels {
         }
         assert!(rows == 1 || y.stride >= w.rows, "matmul: rows of y overlap");
         let (x, y) = (&x, &y.target());
-        if rows > FEW_ROWS {
-            return tile::matmul(self, rows, x, w, y);
-        }
         let operations = 2 * rows * w.rows * w.cols;
-        let share = w.rows.div_ceil(parallel::tasks(operations)).next_multiple_of(BLOCK_OUTPUTS);
-        parallel::each(w.rows.div_ceil(share), operations, |task| {
-            let outputs = task * share..w.rows.min((task + 1) * share);
-            self.run(Few { x, w, y, rows, outputs });
+        let (task_rows, task_outputs) = shares(rows, w.rows, parallel::tasks(operations));
+        let across = w.rows.div_ceil(task_outputs);
+        parallel::each(rows.div_ceil(task_rows) * across, operations, |task| {
+            let (r, n) = (task / across * task_rows, task % across * task_outputs);
+            let (rows, outputs) = (r..rows.min(r + task_rows), n..w.rows.min(n + task_outputs));
+            scratch::with(RUN * VECTORS, |lines| self.run(Task { x, w, y, rows, outputs, lines }));
         });
     }
 }
 
-/// Some outputs of at most [`FEW_ROWS`] rows.
-struct Few<'a> {
+/// Rows and outputs of a task. Outputs are cut first, since a cut through the rows decodes weights twice.
+fn shares(rows: usize, outputs: usize, tasks: usize) -> (usize, usize) {
+    // Too few rows to be cut, then narrower tiles.
+    let unit = if rows < 2 * TASK_ROWS { 2 * LANES } else { VECTORS * LANES };
+    let share = outputs.div_ceil(tasks).next_multiple_of(unit);
+    let cuts = (tasks / outputs.div_ceil(share)).min(rows / TASK_ROWS).max(rows.div_ceil(TASK_ROWS_MOST));
+    (rows.div_ceil(cuts).next_multiple_of(BLOCK_ROWS), share)
+}
+
+/// Some outputs of some rows.
+struct Task<'a> {
     x: &'a View<'a>,
     w: &'a Matrix<'a>,
     y: &'a Target<'a>,
-    rows: usize,
+    rows: Range<usize>,
     outputs: Range<usize>,
+    lines: &'a mut [Line],
 }
 
-impl Operation for Few<'_> {
+impl Operation for Task<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self) {
-        match self.w.data {
-            Data::F32(_) => self.of::<L, F32Rows>(F32Rows::of(self.w)),
-            Data::Bf16(_) => self.of::<L, Bf16Rows>(Bf16Rows::of(self.w)),
-            Data::Mxfp4 { .. } => self.of::<L, Mxfp4Rows>(Mxfp4Rows::of(self.w)),
-        }
-    }
-}
-
-impl Few<'_> {
-    #[inline(always)]
-    fn of<'w, L: Lanes, F: Format<'w>>(&self, format: F) {
-        if L::WIDE {
-            self.outputs::<L, F, 4>(format);
-        } else {
-            self.outputs::<L, F, 2>(format);
-        }
-    }
-
-    /// N outputs at a time.
-    #[inline(always)]
-    fn outputs<'w, L: Lanes, F: Format<'w>, const N: usize>(&self, format: F) {
-        for n in self.outputs.clone().step_by(N) {
-            let weights = rows_of::<F, N>(format, n, self.outputs.end);
-            match self.rows {
-                1 => self.block::<L, F::Row, 1, N>(0, weights, n),
-                2 => self.block::<L, F::Row, 2, N>(0, weights, n),
-                3 => self.block::<L, F::Row, 3, N>(0, weights, n),
-                _ if L::WIDE => self.block::<L, F::Row, 4, N>(0, weights, n),
-                _ => {
-                    self.block::<L, F::Row, 2, N>(0, weights, n);
-                    self.block::<L, F::Row, 2, N>(2, weights, n);
-                }
+    fn run<L: Lanes>(mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        let group = if self.rows.len() <= FEW_ROWS { FEW_VECTORS * LANES } else { GROUP };
+        for n in self.outputs.clone().step_by(group) {
+            let outputs = n..self.outputs.end.min(n + group);
+            // A matrix without columns has one run, which is empty.
+            for from in (0..self.w.cols.max(1)).step_by(RUN) {
+                self.tiles::<L>(lines, outputs.clone(), from);
             }
         }
     }
+}
 
+impl Task<'_> {
+    /// Some outputs over the run from column `from` on.
     #[inline(always)]
-    fn block<L: Lanes, W: Row, const R: usize, const N: usize>(&self, first: usize, weights: [W; N], n: usize) {
-        let inputs = inputs_of::<R>(self.x, first, self.w.cols);
-        let sums = L::sums(dots(inputs, weights, [[L::splat(0.0); N]; R]));
-        // SAFETY: these outputs belong to this task alone, and rows do not overlap.
-        unsafe { write(self.y, first, n, &sums, self.outputs.end - n) };
-    }
-}
-
-/// N rows of weights from n on; past `end` the last row stands in, and its sums are dropped.
-#[inline(always)]
-pub(super) fn rows_of<'w, F: Format<'w>, const N: usize>(format: F, n: usize, end: usize) -> [F::Row; N] {
-    let mut rows = [format.row(n); N];
-    for (i, row) in rows.iter_mut().enumerate() {
-        *row = format.row((n + i).min(end - 1));
-    }
-    rows
-}
-
-/// R rows of x from `first` on.
-#[inline(always)]
-pub(super) fn inputs_of<'a, const R: usize>(x: &View<'a>, first: usize, cols: usize) -> [Floats<'a>; R] {
-    let mut rows = [Floats::new(&[]); R];
-    for (i, row) in rows.iter_mut().enumerate() {
-        *row = Floats::new(x.row(first + i, cols));
-    }
-    rows
-}
-
-/// Writes the sums of a block, at most `most` outputs a row.
-///
-/// # Safety
-/// No other thread writes these places at the same time.
-#[inline(always)]
-pub(super) unsafe fn write<const N: usize>(y: &Target, r: usize, n: usize, sums: &[[f32; N]], most: usize) {
-    for (i, row) in sums.iter().enumerate() {
-        // A length known to the compiler spares a call.
-        if most >= N {
-            // SAFETY: the caller's promise.
-            unsafe { y.write(r + i, n, row) };
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { y.write(r + i, n, &row[..most]) };
+    fn tiles<L: Lanes>(&self, lines: &mut [Line], outputs: Range<usize>, from: usize) {
+        let mut n = outputs.start;
+        while n < outputs.end {
+            n += LANES
+                * match (outputs.end - n).div_ceil(LANES) {
+                    1 => self.tile::<L, 1>(lines, n, from),
+                    _ if !L::WIDE => self.tile::<L, 1>(lines, n, from),
+                    2 => self.tile::<L, 2>(lines, n, from),
+                    3 => self.tile::<L, 3>(lines, n, from),
+                    _ => self.tile::<L, VECTORS>(lines, n, from),
+                };
         }
     }
+
+    /// N vectors of outputs from `n` on, decoded once for all rows. Returns N.
+    #[inline(always)]
+    fn tile<L: Lanes, const N: usize>(&self, lines: &mut [Line], n: usize, from: usize) -> usize {
+        let run = from..self.w.cols.min(from + RUN);
+        let tile = &mut lines.as_chunks_mut::<N>().0[..RUN];
+        for v in 0..N {
+            pack::<L, N>(self.w, n + v * LANES, run.clone(), tile, v);
+        }
+        let weights = &tile[..run.len()];
+        let mut r = self.rows.start;
+        while r < self.rows.end {
+            r += match self.rows.end - r {
+                1 => self.block::<L, 1, N>(weights, r, n, from),
+                2 => self.block::<L, 2, N>(weights, r, n, from),
+                3 => self.block::<L, 3, N>(weights, r, n, from),
+                4 => self.block::<L, 4, N>(weights, r, n, from),
+                5 => self.block::<L, 5, N>(weights, r, n, from),
+                _ => self.block::<L, BLOCK_ROWS, N>(weights, r, n, from),
+            };
+        }
+        N
+    }
+
+    /// The chains of R rows over the run from `from` on, written to y or, of a later run, added to it. Returns R.
+    #[inline(always)]
+    fn block<L: Lanes, const R: usize, const N: usize>(&self, weights: &[[Line; N]], r: usize, n: usize, from: usize) -> usize {
+        let mut x: [&[f32]; R] = [&[]; R];
+        for (i, row) in x.iter_mut().enumerate() {
+            *row = &self.x.row(r + i, self.w.cols)[from..][..weights.len()];
+        }
+        let sums = chains::<L, R, N>(x, weights);
+        let count = (self.outputs.end - n).min(N * LANES);
+        for (i, sums) in sums.iter().enumerate() {
+            // SAFETY: these outputs of these rows belong to this task alone, and rows do not overlap.
+            let out = unsafe { self.y.part(r + i, n, count) };
+            let (whole, rest) = out.as_chunks_mut::<LANES>();
+            for (out, &sum) in whole.iter_mut().zip(sums) {
+                let sum = if from == 0 { sum } else { L::load(out).add(sum) };
+                sum.store(out);
+            }
+            if !rest.is_empty() {
+                let sum = sums[whole.len()];
+                let sum = if from == 0 { sum } else { L::load_part(rest, 0.0).add(sum) };
+                sum.store_part(rest);
+            }
+        }
+        R
+    }
 }
 
-/// The order of every dot product: chunk after chunk into the lanes of R x N sums, a ragged end filled with zeros.
-///
-/// All rows must have the length of `x[0]`.
+/// R x N vectors of chains over all columns of `weights`; each row of x has as many.
 #[inline(always)]
-pub(super) fn dots<L: Lanes, X: Row, W: Row, const R: usize, const N: usize>(x: [X; R], w: [W; N], mut sums: [[L; N]; R]) -> [[L; N]; R] {
-    let mut whole = x[0].whole();
-    for row in &x {
-        whole = whole.min(row.whole());
-    }
-    for row in &w {
-        whole = whole.min(row.whole());
-    }
-    for i in 0..whole {
-        let mut weights = [L::splat(0.0); N];
+fn chains<L: Lanes, const R: usize, const N: usize>(x: [&[f32]; R], weights: &[[Line; N]]) -> [[L; N]; R] {
+    let mut sums = [[L::splat(0.0); N]; R];
+    for (k, column) in weights.iter().enumerate() {
+        let mut vectors = [L::splat(0.0); N];
         for n in 0..N {
-            // SAFETY: i < whole, the least of all rows.
-            weights[n] = unsafe { w[n].chunk(i) };
+            vectors[n] = L::load(&column[n].0);
         }
         for r in 0..R {
-            // SAFETY: as above.
-            let input: L = unsafe { x[r].chunk(i) };
+            debug_assert!(k < x[r].len());
+            // SAFETY: k < weights.len(), the length of each row.
+            let input = L::splat(unsafe { *x[r].get_unchecked(k) });
             for n in 0..N {
-                sums[r][n] = input.fma(weights[n], sums[r][n]);
-            }
-        }
-    }
-    if x[0].tail::<L>().is_some() {
-        for r in 0..R {
-            let input = x[r].checked::<L>(whole);
-            for n in 0..N {
-                sums[r][n] = input.fma(w[n].checked(whole), sums[r][n]);
+                sums[r][n] = input.fma(vectors[n], sums[r][n]);
             }
         }
     }

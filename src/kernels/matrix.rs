@@ -6,8 +6,7 @@
 
 use std::ops::Range;
 
-use super::lanes::{LANES, Lanes};
-use super::scratch::Line;
+use super::lanes::{LANES, Lanes, e8m0};
 
 /// Weights as stored: little-endian, at any alignment.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +25,7 @@ pub enum Data<'a> {
 }
 
 /// Columns that share one scale.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// A row-major matrix [rows, cols].
 #[derive(Clone, Copy, Debug)]
@@ -99,16 +98,6 @@ pub fn mxfp4_has_nan(scales: &[u8]) -> bool {
     scales.chunks(4096).any(|block| block.iter().fold(false, |found, &scale| found | (scale == 255)))
 }
 
-/// 2^(scale - 127), exact: scale 0 is a subnormal, 255 is NaN.
-#[inline(always)]
-fn e8m0(scale: u8) -> f32 {
-    match scale {
-        0 => f32::from_bits(1 << 22),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(scale) << 23),
-    }
-}
-
 /// One row of numbers, read sixteen columns at a time.
 pub(super) trait Row: Copy {
     /// Whole chunks of sixteen columns.
@@ -168,42 +157,6 @@ impl Row for Floats<'_> {
     #[inline(always)]
     fn tail<L: Lanes>(self) -> Option<L> {
         if self.tail.is_empty() { None } else { Some(L::load_part(self.tail, 0.0)) }
-    }
-}
-
-/// Scratch: row `at` of N rows that are woven together, chunk by chunk, so that a block of sums reads one stream of
-/// memory and not one a row. A ragged end is already filled up with zeros.
-#[derive(Clone, Copy)]
-pub(super) struct Woven<'a, const N: usize> {
-    lines: &'a [[Line; N]],
-    at: usize,
-}
-
-impl<'a, const N: usize> Woven<'a, N> {
-    /// All N rows.
-    #[inline(always)]
-    pub(super) fn rows(lines: &'a [[Line; N]]) -> [Self; N] {
-        let mut rows = [Woven { lines, at: 0 }; N];
-        for (at, row) in rows.iter_mut().enumerate() {
-            row.at = at;
-        }
-        rows
-    }
-}
-
-impl<const N: usize> Row for Woven<'_, N> {
-    #[inline(always)]
-    fn whole(self) -> usize {
-        self.lines.len()
-    }
-    #[inline(always)]
-    unsafe fn chunk<L: Lanes>(self, i: usize) -> L {
-        // SAFETY: the caller's promise.
-        L::load(unsafe { &self.lines.get_unchecked(i)[self.at].0 })
-    }
-    #[inline(always)]
-    fn tail<L: Lanes>(self) -> Option<L> {
-        None
     }
 }
 

@@ -1,13 +1,12 @@
 //! What is the arithmetic, and why does it not depend on who computes it?
 //!
 //! Answers must be bit-identical whatever the batch, threads, point of interruption or machine, so every output
-//! element has ONE order of summation. A dot product of length K uses sixteen lanes: lane l takes k = l, l + 16, ... in
-//! ascending order by fused multiply-add from 0; a ragged end counts as zeros; then the lanes are joined by a fixed tree,
-//! l += l + 8, 4, 2, 1. Sixteen lanes are one AVX-512 register, two AVX2 registers, or sixteen scalars, so the three paths
-//! differ in speed alone (measured on one core at 240 GFLOP/s peak: see benches/matmul.rs).
+//! element has ONE order of summation. A product with a matrix sums chains of 256 columns (`matmul`); a score of attention
+//! uses sixteen lanes joined by a fixed tree (`dots`). Sixteen lanes are one AVX-512 register, two AVX2 registers, or
+//! sixteen scalars, so the three paths differ in speed alone (a core's peak here is 240 GFLOP/s: see benches/matmul.rs).
 //!
-//! An instruction set is an implementation of `Lanes`, a format a `Row` that decodes sixteen columns, an operation one
-//! generic body. [`Kernels`] picks the set once a call. Nothing here allocates per call, flushes subnormals, or knows a model.
+//! An instruction set is an implementation of `Lanes`, a format a decoder of sixteen columns or sixteen rows, an operation
+//! one generic body. [`Kernels`] picks the set once a call. Nothing here allocates per call, flushes subnormals, or knows a model.
 #![allow(unsafe_code)] // Entering a function compiled for an instruction set that the machine was found to have.
 
 mod attend;
@@ -17,6 +16,7 @@ mod avx2;
 mod avx512;
 mod conv;
 mod delta;
+mod dots;
 mod fold;
 mod lanes;
 pub mod math;

@@ -66,17 +66,9 @@ impl Weights {
 
 /// The contract in plain loops.
 fn defined(x: &[f32], w: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    for k in 0..x.len().next_multiple_of(16) {
-        let (x, w) = (x.get(k).unwrap_or(&0.0), w.get(k).unwrap_or(&0.0));
-        lanes[k % 16] = x.mul_add(*w, lanes[k % 16]);
-    }
-    for half in [8, 4, 2, 1] {
-        for l in 0..half {
-            lanes[l] += lanes[l + half];
-        }
-    }
-    lanes[0]
+    let chain = |(x, w): (&[f32], &[f32])| x.iter().zip(w).fold(0.0f32, |sum, (x, w)| x.mul_add(*w, sum));
+    let chains = x.chunks(128).zip(w.chunks(128)).map(chain);
+    chains.reduce(|sum, chain| sum + chain).unwrap_or(0.0)
 }
 
 fn product(kernels: Kernels, rows: usize, x: View, w: &Matrix) -> Vec<f32> {
@@ -87,7 +79,22 @@ fn product(kernels: Kernels, rows: usize, x: View, w: &Matrix) -> Vec<f32> {
 
 #[test]
 fn matmul_is_the_definition_on_every_path_for_any_rows() {
-    let shapes = [(1, 1usize), (3, 5), (4, 16), (7, 17), (9, 33), (5, 48), (66, 32), (2, 1030), (13, 1024), (6, 2080), (5, 0)];
+    let shapes = [
+        (1, 1usize),
+        (3, 5),
+        (4, 16),
+        (7, 17),
+        (9, 33),
+        (5, 48),
+        (66, 32),
+        (2, 1030),
+        (13, 1024),
+        (6, 2080),
+        (5, 0),
+        (49, 320),
+        (70, 129),
+        (300, 40),
+    ];
     for (n, (outputs, cols)) in shapes.into_iter().enumerate() {
         for format in 0..3 {
             let cols = if format == 2 { cols.next_multiple_of(32) } else { cols };

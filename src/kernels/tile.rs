@@ -1,118 +1,65 @@
-//! A product with many rows: what has to be near the multipliers, and when?
+//! How do weights that lie row after row become columns of outputs?
 //!
-//! A core makes 240 GFLOP/s here, 16 fused steps of 16 lanes in 8 cycles, and a block of 4 x 4 sums needs 8 loads for them.
-//! Only the first cache gives that, so weights (decoded once for all rows) and inputs lie in scratch, [`DEPTH`] chunks of
-//! columns at a time, woven: the rows of a block side by side, one stream and not eight (measured: 200 GFLOP/s woven, 165
-//! row after row). The lanes of unfinished sums wait in scratch, unreduced, and go on where they stopped, so that blocking
-//! over columns changes no order.
-#![allow(unsafe_code)] // Loads without a bound a step, and columns of shared rows written in parallel.
+//! A product wants its lanes to be sixteen outputs, a checkpoint stores a row of columns for each. Turning numbers would
+//! cost a shuffle each; so the packed bytes are turned, sixteen rows of 64 bytes at a time, as squares of 16 x 16 dwords: 64
+//! shuffles for 256 numbers of f32, 512 of bf16, 2,048 of MXFP4. What a lane holds is decoded afterwards, where it lies.
 
 use std::ops::Range;
 
 use super::lanes::{LANES, Lanes};
-use super::matmul::{BLOCK_OUTPUTS, dots, inputs_of, rows_of, write};
-use super::matrix::{Bf16Rows, Data, F32Rows, Format, Matrix, Mxfp4Rows, Row, Woven};
-use super::scratch::{self, Line};
-use super::view::{Target, View};
-use super::{Kernels, Operation, parallel};
+use super::matrix::{BLOCK, Data, Matrix};
+use super::scratch::Line;
 
-/// Most chunks of sixteen columns in scratch at once: four rows take 16 KiB of the first cache.
-const DEPTH: usize = 64;
+/// Columns of a tile at most, and of a chain of the order of summation.
+pub(super) const RUN: usize = 128;
 
-/// Most outputs and rows of a tile.
-const TILE_OUTPUTS: usize = 96;
-const TILE_ROWS: usize = 128;
-// Weights, inputs and waiting sums of a tile fit 2 MiB, the second cache of a server core.
-const _: () = assert!(((TILE_OUTPUTS + TILE_ROWS) * DEPTH + TILE_OUTPUTS * TILE_ROWS) * size_of::<Line>() <= 2 << 20);
+/// Columns in the 64 bytes of a row that are turned at once.
+const MXFP4_COLUMNS: usize = 128;
+const BF16_COLUMNS: usize = 32;
+// Whole groups fill a run, so that a ragged end may be decoded past the columns that are used.
+const _: () = assert!(RUN.is_multiple_of(MXFP4_COLUMNS) && RUN.is_multiple_of(BF16_COLUMNS) && RUN.is_multiple_of(LANES));
 
-/// Rows that are woven by one task: a multiple of the rows of every path's block (4 and 3).
-const BUNDLE: usize = 12;
-
-/// `y[r][n] = dot(x[r], w[n])`, [`TILE_ROWS`] rows after [`TILE_ROWS`] rows, tiles of outputs in parallel.
-pub(super) fn matmul(kernels: &Kernels, rows: usize, x: &View, w: &Matrix, y: &Target) {
-    let chunks = w.cols.div_ceil(LANES);
-    let depth = chunks.div_ceil(chunks.div_ceil(DEPTH).max(1));
-    for first in (0..rows).step_by(TILE_ROWS) {
-        let count = TILE_ROWS.min(rows - first);
-        let operations = 2 * count * w.rows * w.cols;
-        let share = w.rows.div_ceil(parallel::tasks(operations)).clamp(BLOCK_OUTPUTS, TILE_OUTPUTS);
-        let share = w.rows.div_ceil(w.rows.div_ceil(share)).next_multiple_of(BLOCK_OUTPUTS);
-        scratch::with_shared(count * chunks, |inputs| {
-            parallel::pieces(inputs, BUNDLE * chunks, count * w.cols * 4, |bundle, out| {
-                kernels.run(Weave { x, cols: w.cols, first: first + bundle * BUNDLE, depth, out });
-            });
-            let inputs = Inputs { lines: inputs, first, count, chunks, depth };
-            parallel::each(w.rows.div_ceil(share), operations, |task| {
-                let outputs = task * share..w.rows.min((task + 1) * share);
-                let padded = outputs.len().next_multiple_of(BLOCK_OUTPUTS);
-                let waiting = if depth < chunks { padded * count } else { 0 };
-                scratch::with(padded * depth + waiting, |lines| kernels.run(Tile { inputs, w, y, outputs, lines }));
-            });
-        });
-    }
-}
-
-/// The inputs of a tile: bundles of rows, in each the stages of columns, in each the blocks of rows, woven.
-#[derive(Clone, Copy)]
-struct Inputs<'a> {
-    lines: &'a [Line],
-    /// The first row, and how many.
-    first: usize,
-    count: usize,
-    /// Chunks of columns in all, and at a time.
-    chunks: usize,
-    depth: usize,
-}
-
-impl<'a> Inputs<'a> {
-    /// R rows from r on, `depth` chunks from chunk `at` on.
-    #[inline(always)]
-    fn block<const R: usize>(&self, r: usize, at: usize, depth: usize) -> &'a [[Line; R]] {
-        let bundle = r - r % BUNDLE;
-        let from = bundle * self.chunks + BUNDLE.min(self.count - bundle) * at + (r - bundle) * depth;
-        self.lines[from..][..R * depth].as_chunks().0
-    }
-}
-
-/// Weaves whole bundles of rows from `first` on into `out`; the last bundle may be smaller.
-struct Weave<'a> {
-    x: &'a View<'a>,
-    cols: usize,
-    first: usize,
-    depth: usize,
-    out: &'a mut [Line],
-}
-
-impl Operation for Weave<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        if L::WIDE {
-            self.blocks::<L, 4>();
-        } else {
-            self.blocks::<L, 3>();
+/// Decodes the columns `run` of sixteen rows of weights from `n` on: column `run.start + k` to `out[k][at]`. Past the last
+/// row of the matrix that row stands in. Columns past the run may be overwritten; `out` has room for [`RUN`].
+#[inline(always)]
+pub(super) fn pack<L: Lanes, const N: usize>(w: &Matrix, n: usize, run: Range<usize>, out: &mut [[Line; N]], at: usize) {
+    match w.data {
+        Data::F32(bytes) => {
+            let rows = Rows::new(bytes, w, n, w.cols * 4);
+            for (i, group) in groups::<N, LANES>(out, &run) {
+                let columns = rows.dwords::<L>((run.start + i) * 4);
+                for c in 0..LANES {
+                    columns[c].store(&mut group[c][at].0);
+                }
+            }
         }
-    }
-}
-
-impl Weave<'_> {
-    #[inline(always)]
-    fn blocks<L: Lanes, const R: usize>(self) {
-        let chunks = self.cols.div_ceil(LANES);
-        for (i, bundle) in self.out.chunks_mut(BUNDLE * chunks).enumerate() {
-            let (first, rows) = (self.first + i * BUNDLE, bundle.len() / chunks);
-            let mut rest = bundle;
-            for at in (0..chunks).step_by(self.depth) {
-                let depth = self.depth.min(chunks - at);
-                for r in (0..rows).step_by(R) {
-                    let block;
-                    (block, rest) = rest.split_at_mut(R.min(rows - r) * depth);
-                    match rows - r {
-                        1 => weave::<L, _, 1>(inputs_of(self.x, first + r, self.cols), at, block),
-                        2 => weave::<L, _, 2>(inputs_of(self.x, first + r, self.cols), at, block),
-                        3 => weave::<L, _, 3>(inputs_of(self.x, first + r, self.cols), at, block),
-                        _ => weave::<L, _, R>(inputs_of(self.x, first + r, self.cols), at, block),
+        Data::Bf16(bytes) => {
+            let rows = Rows::new(bytes, w, n, w.cols * 2);
+            for (i, group) in groups::<N, BF16_COLUMNS>(out, &run) {
+                let pairs = rows.dwords::<L>((run.start + i) * 2);
+                for c in 0..LANES {
+                    let (even, odd) = pairs[c].bf16_pairs();
+                    even.store(&mut group[2 * c][at].0);
+                    odd.store(&mut group[2 * c + 1][at].0);
+                }
+            }
+        }
+        Data::Mxfp4 { packed, scales } => {
+            let rows = Rows::new(packed, w, n, w.cols / 2);
+            let scales = Rows::new(scales, w, n, w.cols / BLOCK);
+            for (i, group) in groups::<N, MXFP4_COLUMNS>(out, &run) {
+                let codes = rows.dwords::<L>((run.start + i) / 2);
+                for b in 0..MXFP4_COLUMNS / BLOCK {
+                    if i + b * BLOCK >= run.len() {
+                        break;
+                    }
+                    let scale = L::load_e8m0(&scales.bytes((run.start + i) / BLOCK + b));
+                    for d in 0..4 {
+                        let mut codes = codes[4 * b + d];
+                        for c in 0..8 {
+                            codes.e2m1_lowest().mul(scale).store(&mut group[b * BLOCK + 8 * d + c][at].0);
+                            codes = codes.down_four();
+                        }
                     }
                 }
             }
@@ -120,138 +67,64 @@ impl Weave<'_> {
     }
 }
 
-/// Chunks from `from` on of N rows, zeros after their end, side by side. All rows are as long as the first.
+/// The groups of C columns that hold the run's, each with its first column's place in the run.
 #[inline(always)]
-fn weave<L: Lanes, W: Row, const N: usize>(rows: [W; N], from: usize, out: &mut [Line]) {
-    let out = out.as_chunks_mut::<N>().0;
-    let mut whole = rows[0].whole();
-    for row in &rows {
-        whole = whole.min(row.whole());
-    }
-    let (full, rest) = out.split_at_mut(out.len().min(whole.saturating_sub(from)));
-    let rest_from = from + full.len();
-    for (i, lines) in full.iter_mut().enumerate() {
-        for n in 0..N {
-            // SAFETY: from + i < whole, the least of all rows.
-            unsafe { rows[n].chunk::<L>(from.wrapping_add(i)) }.store(&mut lines[n].0);
+fn groups<'a, const N: usize, const C: usize>(
+    out: &'a mut [[Line; N]],
+    run: &Range<usize>,
+) -> impl Iterator<Item = (usize, &'a mut [[Line; N]; C])> + use<'a, N, C> {
+    out.as_chunks_mut::<C>().0.iter_mut().take(run.len().div_ceil(C)).enumerate().map(|(i, group)| (i * C, group))
+}
+
+/// Sixteen rows of bytes.
+struct Rows<'a> {
+    bytes: &'a [u8],
+    starts: [usize; LANES],
+    /// How far before it is used a line is asked for: as many bytes as a run has.
+    ahead: usize,
+}
+
+impl<'a> Rows<'a> {
+    #[inline(always)]
+    fn new(bytes: &'a [u8], w: &Matrix, n: usize, row_bytes: usize) -> Rows<'a> {
+        let mut starts = [0; LANES];
+        for (i, start) in starts.iter_mut().enumerate() {
+            *start = (n + i).min(w.rows - 1) * row_bytes;
         }
+        Rows { bytes, starts, ahead: row_bytes * RUN / w.cols.max(1) }
     }
-    for (i, lines) in rest.iter_mut().enumerate() {
-        for n in 0..N {
-            rows[n].checked::<L>(rest_from + i).store(&mut lines[n].0);
+
+    /// The 64 bytes from `at` on of each row, turned: lane r of member d is dword d of row r. Past a row's end comes what
+    /// lies behind it, past the matrix zeros.
+    #[inline(always)]
+    fn dwords<L: Lanes>(&self, at: usize) -> [L; LANES] {
+        let mut rows = [L::splat(0.0); LANES];
+        for (row, start) in rows.iter_mut().zip(self.starts) {
+            let bytes = &self.bytes[start + at..];
+            L::prefetch(bytes.as_ptr().wrapping_add(self.ahead));
+            *row = match bytes.first_chunk() {
+                Some(bytes) => L::load_f32(bytes),
+                None => L::load_f32(&filled(bytes)),
+            };
         }
+        L::transpose(rows)
+    }
+
+    /// Byte `at` of each row.
+    #[inline(always)]
+    fn bytes(&self, at: usize) -> [u8; LANES] {
+        let mut out = [0; LANES];
+        for (byte, start) in out.iter_mut().zip(self.starts) {
+            *byte = self.bytes[start + at];
+        }
+        out
     }
 }
 
-/// Some outputs of all rows of the inputs.
-struct Tile<'a> {
-    inputs: Inputs<'a>,
-    w: &'a Matrix<'a>,
-    y: &'a Target<'a>,
-    outputs: Range<usize>,
-    lines: &'a mut [Line],
-}
-
-impl Operation for Tile<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let w = self.w;
-        match w.data {
-            Data::F32(_) => self.of::<L, F32Rows>(F32Rows::of(w)),
-            Data::Bf16(_) => self.of::<L, Bf16Rows>(Bf16Rows::of(w)),
-            Data::Mxfp4 { .. } => self.of::<L, Mxfp4Rows>(Mxfp4Rows::of(w)),
-        }
-    }
-}
-
-/// The columns at hand: from which chunk, how many, whether they are the last, and their weights, blocks of rows woven.
-struct Stage<'a> {
-    at: usize,
-    depth: usize,
-    last: bool,
-    weights: &'a [Line],
-}
-
-impl Tile<'_> {
-    #[inline(always)]
-    fn of<'w, L: Lanes, F: Format<'w>>(self, format: F) {
-        if L::WIDE {
-            self.stages::<L, F, 4, 4>(format);
-        } else {
-            self.stages::<L, F, 3, 2>(format);
-        }
-    }
-
-    /// Blocks of R x N sums, stage after stage.
-    #[inline(always)]
-    fn stages<'w, L: Lanes, F: Format<'w>, const R: usize, const N: usize>(mut self, format: F) {
-        let lines = std::mem::take(&mut self.lines);
-        let padded = self.outputs.len().next_multiple_of(BLOCK_OUTPUTS);
-        let (weights, waiting) = lines.split_at_mut(padded * self.inputs.depth);
-        let mut at = 0;
-        loop {
-            let depth = self.inputs.depth.min(self.inputs.chunks - at);
-            for n in (0..self.outputs.len()).step_by(N) {
-                let rows = rows_of::<F, N>(format, self.outputs.start + n, self.outputs.end);
-                weave::<L, F::Row, N>(rows, at, &mut weights[n * depth..][..N * depth]);
-            }
-            let last = at + depth == self.inputs.chunks;
-            self.multiply::<L, R, N>(&Stage { at, depth, last, weights }, waiting);
-            at += depth;
-            if last {
-                return;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn multiply<L: Lanes, const R: usize, const N: usize>(&self, stage: &Stage, waiting: &mut [Line]) {
-        let rows = self.inputs.count;
-        for n in (0..self.outputs.len()).step_by(N) {
-            for r in (0..rows).step_by(R) {
-                // Where this block's sums wait: after those of the blocks before it.
-                let from = if stage.at == 0 && stage.last { 0 } else { n * rows + r * N };
-                let waiting = &mut waiting[from..];
-                match rows - r {
-                    1 => self.block::<L, 1, N>(stage, waiting, n, r),
-                    2 => self.block::<L, 2, N>(stage, waiting, n, r),
-                    3 => self.block::<L, 3, N>(stage, waiting, n, r),
-                    _ => self.block::<L, R, N>(stage, waiting, n, r),
-                }
-            }
-        }
-    }
-
-    /// R x N sums: begun or taken up from `waiting`, carried on over the stage's columns, put back or finished.
-    #[inline(always)]
-    fn block<L: Lanes, const R: usize, const N: usize>(&self, stage: &Stage, waiting: &mut [Line], n: usize, r: usize) {
-        let weights = stage.weights[n * stage.depth..][..N * stage.depth].as_chunks::<N>().0;
-        let inputs = self.inputs.block::<R>(r, stage.at, stage.depth);
-        let (x, w) = (Woven::rows(inputs), Woven::rows(weights));
-        // Two calls: sums that begin in registers need not pass through memory.
-        let sums = if stage.at == 0 {
-            dots(x, w, [[L::splat(0.0); N]; R])
-        } else {
-            let mut sums = [[L::splat(0.0); N]; R];
-            for (sums, lines) in sums.iter_mut().zip(waiting.as_chunks::<N>().0) {
-                for n in 0..N {
-                    sums[n] = L::load(&lines[n].0);
-                }
-            }
-            dots(x, w, sums)
-        };
-        if stage.last {
-            let n = self.outputs.start + n;
-            // SAFETY: these outputs belong to this tile alone, and rows do not overlap.
-            unsafe { write(self.y, self.inputs.first + r, n, &L::sums(sums), self.outputs.end - n) };
-        } else {
-            for (sums, lines) in sums.iter().zip(waiting.as_chunks_mut::<N>().0) {
-                for n in 0..N {
-                    sums[n].store(&mut lines[n].0);
-                }
-            }
-        }
-    }
+/// The matrix ends before 64 bytes do.
+#[cold]
+fn filled(bytes: &[u8]) -> [u8; 64] {
+    let mut whole = [0; 64];
+    whole[..bytes.len()].copy_from_slice(bytes);
+    whole
 }

@@ -66,8 +66,8 @@ pub(super) struct Target<'a> {
     lent: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: the pointer is an exclusively borrowed buffer of plain numbers, and `write` alone uses it, whose callers promise
-// that no two threads write the same place.
+// SAFETY: the pointer is an exclusively borrowed buffer of plain numbers, and `part` alone uses it, whose callers promise
+// that no place is lent twice at a time.
 unsafe impl Send for Target<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Target<'_> {}
@@ -79,13 +79,26 @@ impl Target<'_> {
     /// When the buffer ends before the values do.
     ///
     /// # Safety
-    /// No other thread writes these places at the same time.
+    /// No other thread uses these places at the same time.
     #[inline(always)]
     pub(super) unsafe fn write(&self, r: usize, from: usize, values: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.part(r, from, values.len()) }.copy_from_slice(values);
+    }
+
+    /// `count` columns of row r from column `from` on, to write or to add to.
+    ///
+    /// # Panics
+    /// When the buffer ends before they do.
+    ///
+    /// # Safety
+    /// Nobody else uses these places while they are lent.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "disjoint places of one buffer")]
+    pub(super) unsafe fn part(&self, r: usize, from: usize, count: usize) -> &mut [f32] {
         let at = self.start + r * self.stride + from;
-        assert!(at <= self.len && values.len() <= self.len - at, "a kernel's output ends past its buffer");
-        // SAFETY: the range lies in the buffer, which is borrowed as long as self; nobody else writes it now, and
-        // nobody reads it before the kernel returns.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.data.add(at), values.len()) };
+        assert!(at <= self.len && count <= self.len - at, "a kernel's output ends past its buffer");
+        // SAFETY: the range lies in the buffer, which is borrowed as long as self; by the caller's promise it is lent once.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(at), count) }
     }
 }
