@@ -12,8 +12,11 @@ use crate::store::Checkpoint;
 const FLOAT: u64 = 4;
 /// A tokenizer in memory, measured: 150 bytes a token of ranks, pieces and their table.
 const TOKENIZER_BYTES_A_TOKEN: u64 = 160;
-/// Blocks computed side by side, for each thread: small models have blocks of 30 kB, and a thread wants several.
-const BLOCKS_A_THREAD: usize = 8;
+/// Blocks computed side by side: small ones (a demo model's have 26 kB) by the dozen, so that threads seldom wait for each other; of large
+/// ones two for each thread.
+const BLOCKS_BYTES: usize = 16 << 20;
+const BLOCKS_MAX: usize = 64;
+const BLOCKS_A_THREAD: usize = 2;
 /// The parts of a machine's free memory that a job takes by default: 4 of 5.
 const DEFAULT_SHARE: (u64, u64) = (4, 5);
 
@@ -35,7 +38,8 @@ pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: boo
         sequence_bytes: manifest.fixed_floats() as u64 * FLOAT,
         token_bytes: manifest.token_floats() as u64 * FLOAT,
         stream_row_bytes: manifest.stream_width as u64 * FLOAT,
-        layer_row_bytes: (manifest.row_scratch + expert_row) as u64 * FLOAT,
+        layer_row_bytes: manifest.row_scratch as u64 * FLOAT,
+        expert_row_bytes: expert_row as u64 * FLOAT,
         head_row_bytes: (manifest.stream_width + 3 * manifest.hidden + VOCABULARY_GRID) as u64 * FLOAT,
         logits_bytes: manifest.vocab as u64 * FLOAT,
         index_bytes: checkpoint.index_bytes(),
@@ -49,7 +53,7 @@ pub fn threads(engine: &EngineSection) -> usize {
 }
 
 /// What the job and the machine allow.
-pub fn limits(engine: &EngineSection, rows_per_part: u64, rows: &[RowFacts]) -> Limits {
+pub fn limits(engine: &EngineSection, rows_per_part: u64, rows: &[RowFacts], model: &ModelFacts) -> Limits {
     let (share, of) = DEFAULT_SHARE;
     let longest = rows.iter().map(RowFacts::positions_max).max().unwrap_or(0);
     Limits {
@@ -57,12 +61,13 @@ pub fn limits(engine: &EngineSection, rows_per_part: u64, rows: &[RowFacts]) -> 
         wave: engine.wave,
         prefill_rows: engine.prefill_rows,
         resident_bytes: engine.resident_bytes,
-        blocks_in_flight: blocks_in_flight(engine) as u64,
+        blocks_in_flight: blocks_in_flight(threads(engine), model) as u64,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
 }
 
 /// Blocks that are computed side by side.
-pub fn blocks_in_flight(engine: &EngineSection) -> usize {
-    threads(engine) * BLOCKS_A_THREAD
+fn blocks_in_flight(threads: usize, model: &ModelFacts) -> usize {
+    let block = model.blocks.iter().map(|b| b.2).max().unwrap_or(1).max(1);
+    (BLOCKS_BYTES / block as usize).min(BLOCKS_MAX).max(threads * BLOCKS_A_THREAD)
 }

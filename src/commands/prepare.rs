@@ -39,7 +39,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), &about, state, &mut |_| {})?;
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
     let rows = std::mem::take(&mut input.facts);
-    let mut limits = facts::limits(&job.engine, job.output.rows_per_part, &rows);
+    let mut limits = facts::limits(&job.engine, job.output.rows_per_part, &rows, &facts);
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }

@@ -55,7 +55,7 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
         store: &prepared.checkpoint,
         kernels: prepared.kernels,
         scratch: scratch.clone(),
-        blocks_in_flight: facts::blocks_in_flight(&job.engine),
+        blocks_in_flight: prepared.limits.blocks_in_flight as usize,
         spool: &prepared.input.spool,
         vocabulary: prepared.tokenizer.as_ref().map(|t| t as &dyn Vocabulary),
         watch: &clock,

@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::kernels::spread;
 use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
 use crate::model::manifest::{Blocks, Part, PartFormat, StateId, StateSpec, WeightId};
-use crate::model::{Block, Expert, Feed, Mix, Routing, StateView};
+use crate::model::{Block, Expert, Feed, Mix, Routing, StateView, Stream};
+use crate::plan::expert_rows;
 use crate::scratch::{Buffer, Scratch};
 use crate::store::{Element, Lease, Piece};
 
@@ -27,6 +28,8 @@ pub struct SpanRows<'a> {
 pub struct SweepFeed<'a> {
     engine: &'a Engine<'a>,
     spans: Vec<SpanRows<'a>>,
+    /// A row each: whether it is of an answer.
+    decoding: Vec<bool>,
     layer: usize,
     /// The panel asked for last: attention wants one before and after it looks at its states, and it is read once.
     last: Option<(Piece, Lease)>,
@@ -47,7 +50,8 @@ type Chosen = Vec<(u32, f32)>;
 impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other.
     pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>) -> Self {
-        SweepFeed { engine, spans, layer: 0, last: None, expert_rows: 0, expert_loads: 0, decode_expert_loads: 0 }
+        let decoding = spans.iter().flat_map(|s| std::iter::repeat_n(s.decoding, s.rows.len())).collect();
+        SweepFeed { engine, spans, decoding, layer: 0, last: None, expert_rows: 0, expert_loads: 0, decode_expert_loads: 0 }
     }
 
     /// Says which layer comes next.
@@ -55,8 +59,19 @@ impl<'a> SweepFeed<'a> {
         self.layer = layer;
     }
 
+    /// Leaves all rows but these behind; from here on rows are by themselves and states are done with.
+    pub fn narrow(&mut self, x: &Stream, rows: &[usize]) -> Stream {
+        self.spans.clear();
+        self.decoding = rows.iter().map(|&row| self.decoding[row]).collect();
+        let mut left = Stream { data: self.engine.scratch.take(rows.len() * x.width), width: x.width };
+        for (to, &from) in left.data.chunks_exact_mut(x.width).zip(rows) {
+            to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
+        }
+        left
+    }
+
     fn rows(&self) -> usize {
-        self.spans.last().map_or(0, |s| s.rows.end)
+        self.decoding.len()
     }
 
     fn take(&mut self, weight: WeightId, panel: usize) -> Result<Lease> {
@@ -85,8 +100,7 @@ impl<'a> SweepFeed<'a> {
             chosen[id as usize].push(((i / routing.chosen) as u32, weight));
         }
         let mut decoding = vec![false; experts];
-        for span in self.spans.iter().filter(|s| s.decoding) {
-            let ids = &routing.ids[span.rows.start * routing.chosen..span.rows.end * routing.chosen];
+        for (ids, _) in routing.ids.chunks_exact(routing.chosen).zip(&self.decoding).filter(|(_, decoding)| **decoding) {
             ids.iter().for_each(|&id| decoding[id as usize] = true);
         }
         self.expert_rows += routing.ids.len() as u64;
@@ -214,7 +228,7 @@ impl Feed for SweepFeed<'_> {
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
         let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
         let chosen = self.by_expert(routing, blocks.count);
-        let rows_max = self.rows();
+        let rows_max = expert_rows(self.rows() as u64, blocks.chosen as u64) as usize;
         let mut batch: Vec<(usize, Chosen)> = Vec::new();
         let mut rows = 0;
         for (expert, chosen) in chosen.into_iter().enumerate().filter(|(_, c)| !c.is_empty()) {

@@ -224,16 +224,22 @@ impl<'a> Run<'a> {
         }
         assert!(planned.next().is_none(), "spans come by ascending slot");
         let mut feed = SweepFeed::new(self.engine, spans);
-        for layer in 0..model.manifest().layers.len() {
+        let last = model.manifest().layers.len() - 1;
+        for layer in 0..last {
             feed.enter(layer);
-            model.layer(layer, stream, &mut feed)?;
+            model.attention(layer, stream, &mut feed)?;
+            model.mlp(layer, stream, &mut feed)?;
         }
+        feed.enter(last);
+        model.attention(last, stream, &mut feed)?;
         let vocab = model.manifest().vocab;
         let mut folds: Vec<Fold> = wants.into_iter().map(|want| Fold::new(want, vocab)).collect();
         if !folds.is_empty() {
             let rows: Vec<usize> = folds.iter().map(|f| f.want.row).collect();
+            let mut wanted = feed.narrow(stream, &rows);
+            model.mlp(last, &mut wanted, &mut feed)?;
             let kernels = self.engine.kernels;
-            model.head(stream, &rows, &mut feed, &mut |range, logits| fold::fold(kernels, &mut folds, range, logits))?;
+            model.head(&wanted, &mut feed, &mut |range, logits| fold::fold(kernels, &mut folds, range, logits))?;
         }
         self.tally.expert_rows += feed.expert_rows;
         self.tally.expert_loads += feed.expert_loads;

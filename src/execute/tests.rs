@@ -244,16 +244,16 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
     let mut feed = Recorder { inner: SweepFeed::new(&engine, spans), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
-        bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
+        bench.model.attention(layer, &mut stream, &mut feed).expect("attention");
+        bench.model.mlp(layer, &mut stream, &mut feed).expect("an MLP");
     }
     let mut logits = vec![0.0; prompt.len() * manifest.vocab];
-    let rows: Vec<usize> = (0..prompt.len()).collect();
     let mut keep = |range: std::ops::Range<usize>, slice: &[f32]| {
         for (row, part) in logits.chunks_exact_mut(manifest.vocab).zip(slice.chunks_exact(range.len())) {
             row[range.clone()].copy_from_slice(part);
         }
     };
-    bench.model.head(&stream, &rows, &mut feed, &mut keep).expect("the head");
+    bench.model.head(&stream, &mut feed, &mut keep).expect("the head");
     (logits, feed.routings)
 }
 

@@ -20,9 +20,6 @@ use tensors::{Attention, LayerWeights, Mlp, Tail};
 /// `model_type` in config.json.
 pub const MODEL_TYPE: &str = "kimi_k3";
 
-/// Rows whose sums are mixed together before the head: few, since what is copied is the whole stream's width.
-const HEAD_ROWS: usize = 64;
-
 /// The architecture, its widths taken from config.json.
 pub struct KimiK3 {
     config: Config,
@@ -51,25 +48,27 @@ impl Model for KimiK3 {
         &self.manifest
     }
 
-    fn layer(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
+    fn attention(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
         let (c, w) = (&self.config, &self.layers[layer]);
         let stored = c.stored_sums(layer);
         let pushes = layer.is_multiple_of(c.residual_block);
-
         let sources = if pushes { stored } else { stored + 1 }; // before this layer's push
         let h = self.normed_sums(feed, &w.attention_sums, w.input_norm, sources, x)?;
         let a = match &w.attention {
             Attention::Kda(kda) => kda.forward(feed, &h, c.hidden)?,
             Attention::Mla(mla) => mla.forward(feed, &h, c.hidden)?,
         };
-        drop(h);
         if pushes {
             set_sum(x, stored, &a, c.hidden);
         } else {
             add_to_sum(feed, x, stored, &a, c.hidden);
         }
-        drop(a);
+        Ok(())
+    }
 
+    fn mlp(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
+        let (c, w) = (&self.config, &self.layers[layer]);
+        let stored = c.stored_sums(layer);
         let h = self.normed_sums(feed, &w.mlp_sums, w.post_norm, stored + 1, x)?;
         let m = match &w.mlp {
             Mlp::Dense(glu) => glu.forward(feed, &h, c.hidden)?,
@@ -79,16 +78,9 @@ impl Model for KimiK3 {
         Ok(())
     }
 
-    fn head(&self, x: &Stream, rows: &[usize], feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()> {
+    fn head(&self, x: &Stream, feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()> {
         let c = &self.config;
-        let mut h = feed.scratch().take(rows.len() * c.hidden);
-        for (rows, h) in rows.chunks(HEAD_ROWS).zip(h.chunks_mut(HEAD_ROWS * c.hidden)) {
-            let mut chosen = Stream { data: feed.scratch().take(rows.len() * x.width), width: x.width };
-            for (to, &from) in chosen.data.chunks_exact_mut(x.width).zip(rows) {
-                to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
-            }
-            h.copy_from_slice(&self.normed_sums(feed, &self.tail.sums, self.tail.norm, c.sums(), &chosen)?);
-        }
+        let h = self.normed_sums(feed, &self.tail.sums, self.tail.norm, c.sums(), x)?;
         let head = self.manifest.weight(self.tail.head);
         let panels: Vec<_> = (0..head.panels()).map(|p| head.panel(p)).collect();
         nn::fold_head(feed, self.tail.head, &panels, &h, c.hidden, fold)

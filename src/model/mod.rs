@@ -112,17 +112,23 @@ pub trait Model: Send + Sync {
     /// Every tensor and state, in order of use.
     fn manifest(&self) -> &Manifest;
 
-    /// Takes all rows through one layer.
+    /// The first half of a layer, in which rows of a sequence see each other: its states are advanced by all rows.
     ///
     /// # Errors
     /// What `feed` reports.
-    fn layer(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
+    fn attention(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
 
-    /// Logits of the rows `rows`, folded slice by slice over a fixed grid of the vocabulary ([`nn::VOCABULARY_GRID`]).
+    /// The second half, in which every row is by itself; so the last layer's is done for those rows alone whose logits matter.
     ///
     /// # Errors
     /// What `feed` reports.
-    fn head(&self, x: &Stream, rows: &[usize], feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()>;
+    fn mlp(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
+
+    /// Logits of all rows of x, folded slice by slice over a fixed grid of the vocabulary ([`nn::VOCABULARY_GRID`]).
+    ///
+    /// # Errors
+    /// What `feed` reports.
+    fn head(&self, x: &Stream, feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()>;
 }
 
 /// The model that `folder`'s config.json describes.

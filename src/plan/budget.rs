@@ -26,8 +26,10 @@ pub struct ModelFacts {
     pub token_bytes: u64,
     /// A row between layers.
     pub stream_row_bytes: u64,
-    /// A row inside a layer, at most, experts included.
+    /// A row inside a layer, at most, experts left out.
     pub layer_row_bytes: u64,
+    /// A row that an expert computes.
+    pub expert_row_bytes: u64,
     /// A row at the head, at most.
     pub head_row_bytes: u64,
     /// One row of logits.
@@ -90,11 +92,18 @@ const ROW_BYTES: u64 = 32;
 /// The widest wave by default: beyond it a sweep's overhead is spread thin enough.
 const WAVE_MAX: u64 = 4096;
 /// Prompt rows of a sweep by default: where all weights stay in memory, rows that fit a core's cache are computed fastest.
-const PREFILL_ROWS_RESIDENT: u64 = 512;
+const PREFILL_ROWS_RESIDENT: u64 = 1024;
 /// Prompt rows of a sweep by default where weights stream.
 const PREFILL_ROWS_STREAMED: u64 = 16_384;
+/// Rows of experts that are computed side by side at least: few rows would leave threads without work.
+const EXPERT_ROWS: u64 = 4096;
 /// Parts in a hundred that buffers of changing sizes leave unused.
 const SLACK_PERCENT: u64 = 10;
+
+/// Most (row, expert) pairs that are computed side by side in a sweep of so many rows.
+pub fn expert_rows(rows: u64, chosen: u64) -> u64 {
+    rows.max(EXPERT_ROWS.min(rows.saturating_mul(chosen)))
+}
 
 /// The job's rows in a few numbers.
 struct Needs {
@@ -215,7 +224,8 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     ledger.reserve("panels in flight", 2 * panel, format!("trunk streams in panels of at most {}", show_bytes(panel)));
     ledger.reserve("blocks in flight", limits.blocks_in_flight * block, format!("experts of {} stream", show_bytes(block)));
     ledger.reserve("sequence state", state_bytes, format!("up to {wave} sequences in flight, each up to {} tokens", needs.longest));
-    let activations = rows * a_row;
+    let chosen = m.blocks.iter().map(|b| b.1).max().unwrap_or(0);
+    let activations = rows * a_row + expert_rows(rows, chosen) * m.expert_row_bytes;
     ledger.reserve("activations", activations + activations * SLACK_PERCENT / 100, format!("{rows} rows in a sweep"));
     ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
     let trunk: u64 = m.panels[..kept.0 as usize].iter().sum();
@@ -240,6 +250,7 @@ mod tests {
             token_bytes: 1000,
             stream_row_bytes: 4096,
             layer_row_bytes: 20_000,
+            expert_row_bytes: 3000,
             head_row_bytes: 10_000,
             logits_bytes: 16_384,
             index_bytes: 100_000,
@@ -285,7 +296,7 @@ mod tests {
             ("panels in flight", 2 << 20),
             ("blocks in flight", 4 * 100_000),
             ("sequence state", 2 * (400_000 + 110 * 1000)),
-            ("activations", 66 * (4096 + 20_000) * 11 / 10),
+            ("activations", (66 * (4096 + 20_000) + 66 * 4 * 3000) * 11 / 10),
             ("logits", 16_384 * 3),
             ("resident trunk", 5 << 20),
             ("resident experts", 0),
