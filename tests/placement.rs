@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{House, Row, data_hash, demo_model, documents, root, skip, summary};
+use crate::house::{House, Row, data_hash, demo_model, documents, root, rows, skip, summary};
 
 /// Bits of everything that a row can show.
 const SHOWN: &[&str] = &[
@@ -131,5 +131,30 @@ fn an_answer_scores_as_it_did_when_it_was_made() {
     answers_score_as_prompts(&demo_model(), 3_840, &["7", "512"]);
     for golden in ["tiny", "odd"] {
         answers_score_as_prompts(&root().join(format!("fixtures/goldens/{golden}/checkpoint")), 384, &["1", "7", "512"]);
+    }
+}
+
+/// The shipped jobs as they are typed, against what the reference answered for the shipped documents.
+#[test]
+fn the_shipped_jobs_give_the_references_answers() {
+    let house = House::new();
+    let text = std::fs::read_to_string(root().join("fixtures/answers.jsonl")).expect("the reference's answers");
+    let answers: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    for (task, job) in [("classify", "pipelines/classify.toml"), ("summarize", "pipelines/summarize.toml")] {
+        let out = house.fresh(task);
+        let args = ["run", root().join(job).to_str().expect("text"), "--output", out.to_str().expect("text")].map(String::from);
+        house.command(&args.iter().map(std::ffi::OsStr::new).collect::<Vec<_>>()).says(0, &[]);
+        let expected: Vec<&Value> = answers.iter().filter(|a| a["task"] == task).collect();
+        let rows = rows(&out);
+        assert_eq!(rows.len(), expected.len());
+        for (row, answer) in rows.iter().zip(expected) {
+            assert_eq!(Some(row.id.as_str()), answer["id"].as_str());
+            // A closer call may rightly go the other way in other arithmetic.
+            if answer["margin"].as_f64() > Some(0.01) {
+                let ids: Vec<i64> = row.tokens().iter().map(|id| i64::from(*id)).collect();
+                assert_eq!(json!(ids), answer["answer_ids"], "{task} {}", row.id);
+                assert_eq!(row.text.as_deref(), answer["text"].as_str(), "{task} {}", row.id);
+            }
+        }
     }
 }
