@@ -19,7 +19,7 @@ pub struct SpanRows<'a> {
     /// Absolute position of the first one.
     pub first: usize,
     /// Whether these rows are of an answer.
-    pub decoding: bool,
+    pub of_answer: bool,
     /// One a state of the manifest.
     pub states: &'a mut Vec<Vec<f32>>,
 }
@@ -29,7 +29,7 @@ pub struct SweepFeed<'a> {
     engine: &'a Engine<'a>,
     spans: Vec<SpanRows<'a>>,
     /// A row each: whether it is of an answer.
-    decoding: Vec<bool>,
+    of_answers: Vec<bool>,
     layer: usize,
     /// The panel asked for last: attention wants one before and after it looks at its states, and it is read once.
     last: Option<(Piece, Lease)>,
@@ -37,8 +37,8 @@ pub struct SweepFeed<'a> {
     pub expert_rows: u64,
     /// Distinct (layer, expert).
     pub expert_loads: u64,
-    /// Of these, those that a decoding row chose.
-    pub decode_expert_loads: u64,
+    /// Of these, those that rows of answers chose.
+    pub answer_expert_loads: u64,
 }
 
 /// Rows whose sums are taken by one task.
@@ -50,8 +50,8 @@ type Chosen = Vec<(u32, f32)>;
 impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other.
     pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>) -> Self {
-        let decoding = spans.iter().flat_map(|s| std::iter::repeat_n(s.decoding, s.rows.len())).collect();
-        SweepFeed { engine, spans, decoding, layer: 0, last: None, expert_rows: 0, expert_loads: 0, decode_expert_loads: 0 }
+        let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
+        SweepFeed { engine, spans, of_answers, layer: 0, last: None, expert_rows: 0, expert_loads: 0, answer_expert_loads: 0 }
     }
 
     /// Says which layer comes next.
@@ -59,10 +59,10 @@ impl<'a> SweepFeed<'a> {
         self.layer = layer;
     }
 
-    /// Leaves all rows but these behind; from here on rows are by themselves and states are done with.
-    pub fn narrow(&mut self, x: &Stream, rows: &[usize]) -> Stream {
+    /// Leaves all rows but these behind; from here on rows are by themselves and states are done with. What is left behind is free again.
+    pub fn narrow(&mut self, x: Stream, rows: &[usize]) -> Stream {
         self.spans.clear();
-        self.decoding = rows.iter().map(|&row| self.decoding[row]).collect();
+        self.of_answers = rows.iter().map(|&row| self.of_answers[row]).collect();
         let mut left = Stream { data: self.engine.scratch.take(rows.len() * x.width), width: x.width };
         for (to, &from) in left.data.chunks_exact_mut(x.width).zip(rows) {
             to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
@@ -71,7 +71,7 @@ impl<'a> SweepFeed<'a> {
     }
 
     fn rows(&self) -> usize {
-        self.decoding.len()
+        self.of_answers.len()
     }
 
     fn take(&mut self, weight: WeightId, panel: usize) -> Result<Lease> {
@@ -99,13 +99,13 @@ impl<'a> SweepFeed<'a> {
         for (i, (&id, &weight)) in routing.ids.iter().zip(&routing.weights).enumerate() {
             chosen[id as usize].push(((i / routing.chosen) as u32, weight));
         }
-        let mut decoding = vec![false; experts];
-        for (ids, _) in routing.ids.chunks_exact(routing.chosen).zip(&self.decoding).filter(|(_, decoding)| **decoding) {
-            ids.iter().for_each(|&id| decoding[id as usize] = true);
+        let mut by_answers = vec![false; experts];
+        for (ids, _) in routing.ids.chunks_exact(routing.chosen).zip(&self.of_answers).filter(|(_, of_answer)| **of_answer) {
+            ids.iter().for_each(|&id| by_answers[id as usize] = true);
         }
         self.expert_rows += routing.ids.len() as u64;
         self.expert_loads += chosen.iter().filter(|c| !c.is_empty()).count() as u64;
-        self.decode_expert_loads += decoding.iter().filter(|&&d| d).count() as u64;
+        self.answer_expert_loads += by_answers.iter().filter(|&&d| d).count() as u64;
         chosen
     }
 

@@ -35,8 +35,6 @@ pub struct Tally {
     pub rows_done: u64,
     /// Rows that have failed.
     pub rows_failed: u64,
-    /// Rows that ended because `max_tokens` was reached.
-    pub rows_cut: u64,
     /// Positions that ended rows were allowed beyond what they took.
     pub spared_tokens: u64,
     /// Prompt positions computed.
@@ -49,8 +47,8 @@ pub struct Tally {
     pub expert_rows: u64,
     /// Distinct (layer, expert) of a sweep, summed over sweeps.
     pub expert_loads: u64,
-    /// Of these, those of rows that were decoding.
-    pub decode_expert_loads: u64,
+    /// Of these, those that rows of answers chose.
+    pub answer_expert_loads: u64,
     /// What was read.
     pub read: Counters,
 }
@@ -125,20 +123,15 @@ impl<'a> Run<'a> {
 
     fn count_end(&mut self, end: &End) {
         self.tally.rows_done += 1;
-        match end {
-            End::Failed(_) => self.tally.rows_failed += 1,
-            End::Length => self.tally.rows_cut += 1,
-            _ => {}
-        }
+        self.tally.rows_failed += u64::from(matches!(end, End::Failed(_)));
     }
 
     fn sweep(&mut self, sweep: &Sweep, sink: &mut dyn Sink) -> Result<Outcome> {
         let before = self.engine.store.counters();
         self.admit(sweep)?;
-        let mut stream = self.embed(sweep)?;
+        let stream = self.embed(sweep)?;
         let wants = self.wants(sweep);
-        let folded = self.compute(sweep, &mut stream, wants)?;
-        drop(stream);
+        let folded = self.compute(sweep, stream, wants)?;
         let now = self.engine.watch.now_us();
         let read = self.engine.store.counters();
         self.tally.read = read;
@@ -209,7 +202,7 @@ impl<'a> Run<'a> {
     }
 
     /// All layers and the head.
-    fn compute(&mut self, sweep: &Sweep, stream: &mut Stream, wants: Vec<Want>) -> Result<Vec<Fold>> {
+    fn compute(&mut self, sweep: &Sweep, mut stream: Stream, wants: Vec<Want>) -> Result<Vec<Fold>> {
         let model = self.engine.model;
         let mut spans = Vec::with_capacity(sweep.spans.len());
         let mut row = 0;
@@ -219,19 +212,19 @@ impl<'a> Run<'a> {
             let sequence = sequence.as_mut().expect("the plan's spans are of sequences that it admitted");
             let rows = row..row + span.positions.len();
             row = rows.end;
-            let decoding = span.positions.start as usize >= sequence.prompt_len();
-            spans.push(SpanRows { rows, first: span.positions.start as usize, decoding, states: &mut sequence.states });
+            let of_answer = span.positions.start as usize >= sequence.prompt_len();
+            spans.push(SpanRows { rows, first: span.positions.start as usize, of_answer, states: &mut sequence.states });
         }
         assert!(planned.next().is_none(), "spans come by ascending slot");
         let mut feed = SweepFeed::new(self.engine, spans);
         let last = model.manifest().layers.len() - 1;
         for layer in 0..last {
             feed.enter(layer);
-            model.attention(layer, stream, &mut feed)?;
-            model.mlp(layer, stream, &mut feed)?;
+            model.attention(layer, &mut stream, &mut feed)?;
+            model.mlp(layer, &mut stream, &mut feed)?;
         }
         feed.enter(last);
-        model.attention(last, stream, &mut feed)?;
+        model.attention(last, &mut stream, &mut feed)?;
         let vocab = model.manifest().vocab;
         let mut folds: Vec<Fold> = wants.into_iter().map(|want| Fold::new(want, vocab)).collect();
         if !folds.is_empty() {
@@ -243,7 +236,7 @@ impl<'a> Run<'a> {
         }
         self.tally.expert_rows += feed.expert_rows;
         self.tally.expert_loads += feed.expert_loads;
-        self.tally.decode_expert_loads += feed.decode_expert_loads;
+        self.tally.answer_expert_loads += feed.answer_expert_loads;
         Ok(folds)
     }
 

@@ -240,7 +240,7 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
         bench.store.row(manifest.embedding, id as usize, &mut stored).expect("an embedding");
         Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
     }
-    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, decoding: false, states: &mut states }];
+    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, of_answer: false, states: &mut states }];
     let mut feed = Recorder { inner: SweepFeed::new(&engine, spans), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
@@ -415,5 +415,5 @@ fn faulty_and_idle_rows_end_without_computing() {
     assert_eq!(events.iter().map(|e| e.tokens.len()).collect::<Vec<_>>(), [1, 0, 0]);
     assert!(matches!(&events[1].end, End::Failed(fault) if fault.code == "empty_prompt"));
     assert_eq!(events[2].end, End::Length);
-    assert_eq!((tally.sweeps, tally.rows_failed, tally.rows_cut), (1, 1, 2));
+    assert_eq!((tally.sweeps, tally.rows_done, tally.rows_failed), (1, 3, 1));
 }

@@ -21,11 +21,6 @@ pub fn peak_bytes() -> u64 {
     read_to_string("/proc/self/status").ok().and_then(|text| kilobytes(&text, "VmHWM:")).unwrap_or(0)
 }
 
-/// Bytes that this process has had read from storage so far; 0 where the system does not say.
-pub fn read_bytes() -> u64 {
-    read_to_string("/proc/self/io").ok().and_then(|text| field(&text, "read_bytes:")).unwrap_or(0)
-}
-
 /// The number after `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
@@ -184,6 +179,5 @@ mod tests {
         assert!(before > 1 << 16);
         let bytes = std::hint::black_box(vec![1u8; 64 << 20]).len() as u64;
         assert!(peak_bytes() >= before.max(bytes), "what was held once stays in the peak");
-        assert!(read_bytes() < u64::MAX);
     }
 }

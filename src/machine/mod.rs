@@ -2,7 +2,7 @@
 
 mod memory;
 
-pub use memory::{available_bytes, peak_bytes, read_bytes};
+pub use memory::{available_bytes, peak_bytes};
 
 /// Threads that can run at once, limits of affinity and control groups included; 1 where the system does not say.
 pub fn threads() -> usize {

@@ -125,32 +125,44 @@ pub(super) fn sync_folder(folder: &Path) -> std::io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Writes a small file of `folder` by a temporary name and a rename, so that a reader sees the old bytes or the new.
+/// Writes a small file of `folder` by a temporary name and a rename: a reader sees the old bytes or the new, and a power cut may lose the new.
 ///
 /// # Errors
 /// Storage: the disk refuses.
-pub(crate) fn write_atomically(folder: &Path, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
-    let partial = folder.join(format!("{name}.partial"));
-    let fault = |e: std::io::Error| Error::io(Kind::Storage, "write", &partial, &e);
-    let mut file = File::create(&partial).map_err(fault)?;
-    file.write_all(bytes).map_err(fault)?;
-    if durable {
-        file.sync_all().map_err(fault)?;
-    }
-    commit(&partial, &folder.join(name), durable)
+pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let partial = partial_of(folder, name);
+    fs::write(&partial, bytes).map_err(|e| Error::io(Kind::Storage, "write", &partial, &e))?;
+    rename(&partial, &folder.join(name))
 }
 
-/// Gives a finished file its name.
+/// As [`replace`], and a power cut loses nothing.
 ///
 /// # Errors
 /// Storage: the disk refuses.
-pub(super) fn commit(partial: &Path, finished: &Path, durable: bool) -> Result<()> {
-    let fault = |e: std::io::Error| Error::io(Kind::Storage, "finish", finished, &e);
-    fs::rename(partial, finished).map_err(fault)?;
-    if durable {
-        sync_folder(finished.parent().expect("a file of a job lies in its folder")).map_err(fault)?;
-    }
-    Ok(())
+pub(super) fn replace_durably(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let partial = partial_of(folder, name);
+    let fault = |e: std::io::Error| Error::io(Kind::Storage, "write", &partial, &e);
+    let mut file = File::create(&partial).map_err(fault)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fault)?;
+    commit(&partial, &folder.join(name))
+}
+
+/// Gives a finished and synced file its name, for good.
+///
+/// # Errors
+/// Storage: the disk refuses.
+pub(super) fn commit(partial: &Path, finished: &Path) -> Result<()> {
+    rename(partial, finished)?;
+    let folder = finished.parent().expect("a file of a job lies in its folder");
+    sync_folder(folder).map_err(|e| Error::io(Kind::Storage, "sync", folder, &e))
+}
+
+fn partial_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.partial"))
+}
+
+fn rename(partial: &Path, finished: &Path) -> Result<()> {
+    fs::rename(partial, finished).map_err(|e| Error::io(Kind::Storage, "finish", finished, &e))
 }
 
 #[cfg(test)]
@@ -236,11 +248,11 @@ mod tests {
     #[test]
     fn a_small_file_is_old_or_new() {
         let outer = outer();
-        write_atomically(outer.path(), "a.json", b"one", true).expect("written");
-        write_atomically(outer.path(), "a.json", b"two", false).expect("written");
+        replace_durably(outer.path(), "a.json", b"one").expect("written");
+        replace(outer.path(), "a.json", b"two").expect("written");
         assert_eq!(fs::read(outer.path().join("a.json")).expect("read"), b"two");
         assert_eq!(fs::read_dir(outer.path()).expect("read").count(), 1);
         fs::create_dir(outer.path().join("b.json")).expect("in the way");
-        assert_eq!(write_atomically(outer.path(), "b.json", b"x", true).expect_err("in the way").kind, Kind::Storage);
+        assert_eq!(replace_durably(outer.path(), "b.json", b"x").expect_err("in the way").kind, Kind::Storage);
     }
 }

@@ -17,12 +17,9 @@ mod sink;
 mod summary;
 mod timings;
 
-#[cfg(test)]
-mod tests;
-
 pub use columns::data_fields;
 pub use folder::JobFolder;
-pub(crate) use folder::write_atomically;
+pub(crate) use folder::replace;
 pub use sink::{Answers, KEPT_BYTES, OutputSpec, Totals, memory_bytes};
 pub use summary::{Blocks, ExpertLoads, Summary};
 
@@ -63,3 +60,6 @@ pub trait Kept: Send {
         sizes.map(|sizes| sizes.iter().sum()).map_err(|e| Error::storage(format!("cannot weigh the kept columns of row {row}: {e}")))
     }
 }
+
+#[cfg(test)]
+mod tests;

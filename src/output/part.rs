@@ -86,7 +86,7 @@ impl Unchecked {
         if rows != self.rows {
             return Err(Error::storage(format!("{} holds {rows} rows of the {} written to it", self.path.display(), self.rows)));
         }
-        commit(&self.path, finished, true)
+        commit(&self.path, finished)
     }
 
     /// As `commit`, and each row's id must be the one that `ids` was given, in the same order.

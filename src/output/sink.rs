@@ -59,12 +59,6 @@ pub struct Totals {
     pub rows_errored: u64,
     /// Rows with an answer that `max_tokens` cut.
     pub rows_cut_by_length: u64,
-    /// Prompt tokens of all rows.
-    pub prompt_tokens: u64,
-    /// Generated tokens of all rows.
-    pub completion_tokens: u64,
-    /// Parquet files in `data/`.
-    pub parts: u64,
 }
 
 /// The job's answers: takes rows as they end and leaves whole parts in `data/` and `timings/`.
@@ -122,7 +116,7 @@ impl<'a> Answers<'a> {
         }
         let mark = self.folder.state().join("_SUCCESS.partial");
         fs::write(&mark, []).map_err(|e| Error::io(Kind::Storage, "write", &mark, &e))?;
-        commit(&mark, &self.folder.data().join("_SUCCESS"), true)?;
+        commit(&mark, &self.folder.data().join("_SUCCESS"))?;
         Ok(self.totals)
     }
 
@@ -145,7 +139,7 @@ impl<'a> Answers<'a> {
         let (data, timings) = (data.close()?, timings.close()?);
         timings.commit(&self.folder.timings().join(part_name(part)))?;
         data.commit_checked(&self.folder.data().join(part_name(part)), &tally.ids)?;
-        self.totals = Totals { parts: self.totals.parts + 1, ..tally.totals };
+        self.totals = tally.totals;
         Ok(())
     }
 
@@ -211,8 +205,6 @@ impl Tally {
         self.totals.rows_errored += errored;
         self.totals.rows_succeeded += 1 - errored;
         self.totals.rows_cut_by_length += u64::from(answer.finish_reason == Some("length"));
-        self.totals.prompt_tokens += answer.prompt_tokens as u64;
-        self.totals.completion_tokens += answer.completion_tokens as u64;
     }
 }
 

@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::JobFolder;
-use super::folder::write_atomically;
+use super::folder::replace_durably;
 use crate::error::{Error, Result};
 
-/// Bytes and milliseconds as integers; what has no meaning in a run is left out of the file.
+/// Bytes and milliseconds as integers. Rows are the whole job's, everything else is this run's.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Rows of the job's input.
@@ -17,27 +17,23 @@ pub struct Summary {
     pub rows_errored: u64,
     /// Rows with an answer that `max_tokens` cut.
     pub rows_cut_by_length: u64,
-    /// Prompt tokens of all rows.
+    /// Prompt positions computed.
     pub prompt_tokens: u64,
-    /// Generated tokens of all rows.
+    /// Tokens generated.
     pub completion_tokens: u64,
     /// Passes through all layers.
     pub sweeps: u64,
     /// Bytes of the checkpoint that the system returned, alignment included.
     pub bytes_read: u64,
     /// Of these, trunk, embedding and head.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes_read_trunk: Option<u64>,
+    pub bytes_read_trunk: u64,
     /// Of these, routed experts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes_read_experts: Option<u64>,
+    pub bytes_read_experts: u64,
     /// Where the blocks of all sweeps came from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub blocks: Option<Blocks>,
+    pub blocks: Blocks,
     /// Distinct (layer, expert) of the rows that were decoding, summed over sweeps.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expert_loads: Option<ExpertLoads>,
-    /// Rows that each block served, on average, each time a sweep needed it.
+    pub expert_loads: ExpertLoads,
+    /// Rows that each block served, on average, each time a sweep needed it; left out where none was needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows_per_load: Option<f64>,
     /// The ledger's ceiling.
@@ -49,11 +45,9 @@ pub struct Summary {
     /// From the first to the last moment of the run.
     pub wall_ms: u64,
     /// Time in which the walk through the layers waited for reads.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read_ms: Option<u64>,
+    pub read_ms: u64,
     /// Time in which it computed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub compute_ms: Option<u64>,
+    pub compute_ms: u64,
     /// Instruction set of the arithmetic.
     pub kernel: String,
     /// `engine.precision`.
@@ -87,7 +81,7 @@ impl Summary {
     /// Storage: the disk refuses.
     pub fn write(&self, folder: &JobFolder) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(|e| Error::storage(format!("cannot encode the summary: {e}")))?;
-        write_atomically(&folder.state(), "summary.json", &text, true)
+        replace_durably(&folder.state(), "summary.json", &text)
     }
 }
 
@@ -99,7 +93,7 @@ mod tests {
     fn what_has_no_meaning_is_left_out() {
         let outer = tempfile::tempdir().expect("a folder");
         let folder = JobFolder::create(outer.path()).expect("made");
-        let summary = Summary { rows_total: 3, blocks: Some(Blocks { resident: 1, on_demand: 2 }), ..Summary::default() };
+        let summary = Summary { rows_total: 3, blocks: Blocks { resident: 1, on_demand: 2 }, ..Summary::default() };
         summary.write(&folder).expect("written");
         let text = std::fs::read(folder.state().join("summary.json")).expect("a file");
         let value: serde_json::Value = serde_json::from_slice(&text).expect("JSON");

@@ -154,10 +154,9 @@ fn rows_are_counted_and_stand_in_input_order() {
         answers.push(event(&request(row)), Stamp::default()).expect("kept");
     }
     let totals = answers.finish().expect("finished");
-    assert_eq!((totals.rows_succeeded, totals.rows_errored, totals.parts), (24, 1, 3));
+    assert_eq!((totals.rows_succeeded, totals.rows_errored), (24, 1));
     let cut = (0..ROWS).filter(|row| row.is_multiple_of(4)).count() as u64;
-    let prompts: u64 = (0..ROWS).map(|row| request(row).prompt.len() as u64).sum();
-    assert_eq!((totals.rows_cut_by_length, totals.prompt_tokens), (cut, prompts));
+    assert_eq!(totals.rows_cut_by_length, cut);
     let mut next = 0;
     for (part, rows) in [10, 10, 5].into_iter().enumerate() {
         let data = Job::rows(job.folder.data().join(format!("part-{part:06}.parquet")));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-use crate::output::{JobFolder, write_atomically};
+use crate::output::{self, JobFolder};
 use crate::units::{show_bytes, show_count};
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ pub struct Snapshot {
 pub struct Progress {
     rows_total: u64,
     tokens_total: u64,
-    file: PathBuf,
+    folder: PathBuf,
     face: Face,
     line_at: Duration,
     file_at: Duration,
@@ -96,7 +96,15 @@ impl Progress {
                 Face::Bar(ProgressBar::with_draw_target(Some(tokens_total), target).with_style(style))
             }
         };
-        Progress { rows_total, tokens_total, file: folder.state(), face, line_at: LINE_EVERY, file_at: Duration::ZERO, file_failed: false }
+        Progress {
+            rows_total,
+            tokens_total,
+            folder: folder.state(),
+            face,
+            line_at: LINE_EVERY,
+            file_at: Duration::ZERO,
+            file_failed: false,
+        }
     }
 
     /// Shows `counts`, `elapsed` after the job's start; cheap enough to be called at each sweep and layer.
@@ -164,7 +172,7 @@ impl Progress {
         };
         let text = serde_json::to_vec(&record).expect("integers have a JSON form");
         // Not worth a night's work: the journal, on the same disk, is what stops the job.
-        if let Err(e) = write_atomically(&self.file, FILE_NAME, &text, false) {
+        if let Err(e) = output::replace(&self.folder, FILE_NAME, &text) {
             self.file_failed = true;
             self.say(&format!("{FILE_NAME} is no longer written: {e}"));
         }

@@ -162,7 +162,7 @@ impl Checkpoint {
             Piece::Block { .. } => &self.expert_bytes,
         };
         counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Ok(Lease { bytes: Arc::new(bytes), parts: parts.into(), was_resident: false })
+        Ok(Lease { bytes: Arc::new(bytes), parts: parts.into() })
     }
 }
 
@@ -191,7 +191,7 @@ fn lay_out(extents: &[(Place, usize)]) -> (Vec<Range<usize>>, Vec<Run>) {
 impl Store for Checkpoint {
     fn take(&self, piece: Piece) -> Result<Lease> {
         let slot = self.kept(piece);
-        let held = slot.and_then(OnceLock::get).map(|lease| Lease { was_resident: true, ..lease.clone() });
+        let held = slot.and_then(OnceLock::get).cloned();
         if matches!(piece, Piece::Block { .. }) {
             let counter = if held.is_some() { &self.blocks_resident } else { &self.blocks_read };
             counter.fetch_add(1, Ordering::Relaxed);

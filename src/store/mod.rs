@@ -43,14 +43,12 @@ pub struct Lease {
     bytes: Arc<Bytes>,
     /// The piece's tensors in the manifest's order, as ranges of `bytes`.
     parts: Arc<[Range<usize>]>,
-    /// Whether the piece was in memory already.
-    pub was_resident: bool,
 }
 
 impl Lease {
     /// A lease of bytes that lie in memory; a fake store makes them.
     pub fn of(bytes: Vec<u8>, parts: Vec<Range<usize>>) -> Self {
-        Lease { bytes: Arc::new(Bytes::of(bytes)), parts: parts.into(), was_resident: true }
+        Lease { bytes: Arc::new(Bytes::of(bytes)), parts: parts.into() }
     }
 
     /// The bytes of tensor `i` of the piece.

@@ -67,7 +67,7 @@ fn experts_are_summed_in_ascending_id() {
         let engine = Engine { blocks_in_flight, ..bench.engine(Kernels::detect(), &watch) };
         let mut states = vec![Vec::new(); rows];
         let spans =
-            states.iter_mut().enumerate().map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, decoding: false, states }).collect();
+            states.iter_mut().enumerate().map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, of_answer: false, states }).collect();
         let mut feed = SweepFeed::new(&engine, spans);
         feed.enter(1);
         let ids = [[19, 2, 7].repeat(choosing), [21, 22, 20].repeat(rows - choosing)].concat();
