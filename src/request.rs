@@ -9,7 +9,8 @@ pub struct Request {
     pub index: u64,
     /// `custom_id` of the output.
     pub id: String,
-    /// Prompt token ids; empty in a faulty row.
+    /// Prompt token ids; empty in a faulty row. In the spool they lie before the rest, as numbers.
+    #[serde(skip)]
     pub prompt: Vec<u32>,
     /// Tokens that `input.truncate` cut from the prompt.
     pub truncated_tokens: u32,

@@ -49,8 +49,7 @@ impl SpoolWriter {
         for id in &request.prompt {
             record.extend_from_slice(&id.to_le_bytes());
         }
-        let rest = Request { prompt: Vec::new(), ..request.clone() };
-        serde_json::to_writer(&mut record, &rest).map_err(|e| Error::storage(format!("cannot encode row {}: {e}", request.index)))?;
+        serde_json::to_writer(&mut record, request).map_err(|e| Error::storage(format!("cannot encode row {}: {e}", request.index)))?;
         self.offsets.write_all(&self.end.to_le_bytes()).map_err(|e| self.fault(&e))?;
         self.records.write_all(&record).map_err(|e| self.fault(&e))?;
         self.end += record.len() as u64;

@@ -5,7 +5,7 @@ use crate::machine;
 use crate::model::manifest::{Manifest, Weight};
 use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
-use crate::plan::{Limits, ModelFacts};
+use crate::plan::{Limits, ModelFacts, StateBytes};
 use crate::request::RowFacts;
 use crate::store::Checkpoint;
 
@@ -35,8 +35,7 @@ pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: boo
         embedding: panels_before..panels_before + manifest.weight(manifest.embedding).panels(),
         embedding_row_bytes: weight_bytes[embedding] / manifest.vocab as u64,
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
-        sequence_bytes: manifest.fixed_floats() as u64 * FLOAT,
-        token_bytes: manifest.token_floats() as u64 * FLOAT,
+        state: StateBytes { fixed: manifest.fixed_floats() as u64 * FLOAT, a_token: manifest.token_floats() as u64 * FLOAT },
         stream_row_bytes: manifest.stream_width as u64 * FLOAT,
         layer_row_bytes: manifest.row_scratch as u64 * FLOAT,
         expert_row_bytes: expert_row as u64 * FLOAT,

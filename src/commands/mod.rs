@@ -1,5 +1,6 @@
 //! One file a command: each hands out the job's sections and the facts, and calls rooms in order.
 
+mod account;
 mod facts;
 pub mod plan;
 mod prepare;

@@ -7,6 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::input::{self, Ingested};
 use crate::job::Job;
 use crate::kernels::{Kernels, Path as KernelPath};
+use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
 use crate::plan::{self, Limits, ModelFacts, Schedule};
@@ -18,6 +19,8 @@ use crate::units::{show_bytes, show_count};
 
 /// A job that is ready to run.
 pub struct Prepared {
+    /// BLAKE3 of config.json.
+    pub config: blake3::Hash,
     pub model: Box<dyn Model>,
     pub checkpoint: Checkpoint,
     pub tokenizer: Option<Tokenizer>,
@@ -31,12 +34,13 @@ pub struct Prepared {
 /// Opens, reads and plans; no weight is read. The spool goes to `state`.
 pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let kernels = kernels(job.engine.kernel)?;
-    let model = model::open(&job.model)?;
+    let path = job.model.join("config.json");
+    let config = std::fs::read(&path).map_err(|e| Error::io(Kind::Refused, "read", &path, &e))?;
+    let model = model::of_config(&config, &path, PANEL_BYTES)?;
     let manifest = model.manifest();
     let tokenizer = Tokenizer::open(&job.model, manifest.vocab)?;
     let mut checkpoint = Checkpoint::open(&job.model, manifest)?;
-    let about = input::ModelFacts { vocab: manifest.vocab };
-    let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), &about, state, &mut |_| {})?;
+    let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), manifest.vocab, state, &mut |_| {})?;
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
     let rows = std::mem::take(&mut input.facts);
     let mut limits = facts::limits(&job.engine, job.output.rows_per_part, &rows, &facts);
@@ -45,8 +49,8 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     }
     let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
     checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
-    let schedule = Schedule::new(rows, job.grouping, allotment, (facts.sequence_bytes, facts.token_bytes));
-    Ok(Prepared { model, checkpoint, tokenizer, input, facts, limits, schedule, kernels })
+    let schedule = Schedule::new(rows, job.grouping, allotment, facts.state);
+    Ok(Prepared { config: blake3::hash(&config), model, checkpoint, tokenizer, input, facts, limits, schedule, kernels })
 }
 
 /// The row that may take most tokens, for a message.
@@ -77,10 +81,9 @@ fn kernels(named: Option<KernelPath>) -> Result<Kernels> {
 }
 
 /// Identity of all that an answer depends on beside its row: config, weights, tokenizer, precision, order of summation.
-pub fn fingerprint(job: &Job, prepared: &Prepared) -> Result<String> {
-    let config = job.model.join("config.json");
+pub fn fingerprint(prepared: &Prepared) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&std::fs::read(&config).map_err(|e| Error::io(Kind::Storage, "read", &config, &e))?);
+    hasher.update(prepared.config.as_bytes());
     hasher.update(prepared.checkpoint.fingerprint()?.as_bytes());
     if let Some(tokenizer) = &prepared.tokenizer {
         hasher.update(&tokenizer.fingerprint());

@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use arrow::array::ArrayRef;
 use arrow::datatypes::Field;
 
 use super::Said;
+use super::account::{snapshot, summary};
 use super::facts;
-use super::prepare::{PRECISION, Prepared, fingerprint, prepare};
+use super::prepare::{fingerprint, prepare};
 use crate::error::{Error, Result};
 use crate::event::End;
 use crate::execute::{self, Engine, Tally, Watch};
 use crate::input::KeptReader;
-use crate::job::{Grouping, Job};
-use crate::machine;
-use crate::output::{Answers, Blocks, ExpertLoads, JobFolder, Kept, OutputSpec, Summary, Totals, Wording};
-use crate::report::{Progress, Screen, Snapshot, closing_words};
+use crate::job::Job;
+use crate::output::{Answers, JobFolder, Kept, OutputSpec, Wording};
+use crate::report::{Progress, Screen, closing_words};
 use crate::request::{Request, RowFacts};
 use crate::sample::{self, Vocabulary, Words};
 use crate::scratch::Scratch;
@@ -31,7 +31,7 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let started = Instant::now();
     let folder = JobFolder::create(&job.output.path)?;
     let mut prepared = prepare(job, &folder.state())?;
-    let system_fingerprint = fingerprint(job, &prepared)?;
+    let system_fingerprint = fingerprint(&prepared)?;
     let threads = facts::threads(&job.engine);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::storage(format!("cannot start {threads} threads: {e}")))?;
@@ -49,12 +49,11 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let rows = prepared.schedule.rows();
     let tokens = rows.iter().filter(|r| !r.is_idle()).map(RowFacts::positions_max).sum();
     let clock = Clock { started, progress: Mutex::new(Progress::start(screen, rows.len() as u64, tokens, &folder)) };
-    let scratch = Scratch::default();
     let engine = Engine {
         model: &*prepared.model,
         store: &prepared.checkpoint,
         kernels: prepared.kernels,
-        scratch: scratch.clone(),
+        scratch: Scratch::default(),
         blocks_in_flight: prepared.limits.blocks_in_flight as usize,
         spool: &prepared.input.spool,
         vocabulary: prepared.tokenizer.as_ref().map(|t| t as &dyn Vocabulary),
@@ -109,57 +108,9 @@ impl Watch for Clock {
     }
 }
 
-fn snapshot(tally: &Tally) -> Snapshot {
-    Snapshot {
-        rows_done: tally.rows_done,
-        rows_errored: tally.rows_failed,
-        tokens_done: tally.prompt_tokens + tally.completion_tokens,
-        tokens_spared: tally.spared_tokens,
-        generated: tally.completion_tokens,
-        bytes_read: tally.read.trunk_bytes + tally.read.expert_bytes,
-        blocks_loaded: tally.read.blocks_read,
-        block_rows_served: tally.expert_rows,
-        sweeps: tally.sweeps,
-    }
-}
-
 /// Names this run in `timings/`.
 fn run_id() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     let seed = [now.to_le_bytes(), u128::from(std::process::id()).to_le_bytes()].concat();
     blake3::hash(&seed).to_hex()[..16].to_string()
-}
-
-fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [walk, wall]: [Duration; 2]) -> Summary {
-    let read = tally.read;
-    Summary {
-        rows_total: totals.rows_succeeded + totals.rows_errored,
-        rows_succeeded: totals.rows_succeeded,
-        rows_errored: totals.rows_errored,
-        rows_cut_by_length: totals.rows_cut_by_length,
-        prompt_tokens: tally.prompt_tokens,
-        completion_tokens: tally.completion_tokens,
-        sweeps: tally.sweeps,
-        bytes_read: read.trunk_bytes + read.expert_bytes,
-        bytes_read_trunk: read.trunk_bytes,
-        bytes_read_experts: read.expert_bytes,
-        blocks: Blocks { resident: read.blocks_resident, on_demand: read.blocks_read },
-        expert_loads: ExpertLoads { ran: tally.answer_expert_loads },
-        rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
-        memory_budget: prepared.limits.budget_bytes,
-        ledger_total: prepared.schedule.allotment().ledger.total(),
-        peak_memory: machine::peak_bytes(),
-        wall_ms: wall.as_millis() as u64,
-        read_ms: read.read_us / 1000,
-        compute_ms: (walk.as_millis() as u64).saturating_sub(read.read_us / 1000),
-        kernel: prepared.kernels.path().name().into(),
-        precision: PRECISION.into(),
-        direct_io: false,
-        grouping: match job.grouping {
-            Grouping::Input => "input",
-            Grouping::Length => "length",
-            Grouping::Random => "random",
-        }
-        .into(),
-    }
 }

@@ -164,6 +164,10 @@ impl<'a> Run<'a> {
         self.sequences[slot].as_ref().expect("the plan's spans are of sequences that it admitted")
     }
 
+    fn sequence_mut(&mut self, slot: usize) -> &mut Sequence<'a> {
+        self.sequences[slot].as_mut().expect("the plan's spans are of sequences that it admitted")
+    }
+
     /// Each row begins as its token's embedding.
     fn embed(&self, sweep: &Sweep) -> Result<Stream> {
         let manifest = self.engine.model.manifest();
@@ -245,15 +249,15 @@ impl<'a> Run<'a> {
         let bytes = (after.trunk_bytes + after.expert_bytes) - (before.trunk_bytes + before.expert_bytes);
         let share = bytes as i64 / sweep.rows().max(1) as i64;
         for span in &sweep.spans {
-            let sequence = self.sequences[span.slot].as_mut().expect("the plan's spans are of sequences that it admitted");
-            let prompt = sequence.prompt_len();
-            self.tally.prompt_tokens += span.positions.clone().filter(|&p| (p as usize) < prompt).count() as u64;
+            let sequence = self.sequence_mut(span.slot);
+            let prompt = (sequence.prompt_len() as u32).clamp(span.positions.start, span.positions.end) - span.positions.start;
             sequence.done = span.positions.end as usize;
             sequence.sweep_rows = sweep.rows() as i32;
             sequence.sweep_share = share;
             sequence.stamp.bytes_read += share * span.positions.len() as i64;
             sequence.stamp.expert_hits += (after.blocks_resident - before.blocks_resident) as i64;
             sequence.stamp.expert_misses += (after.blocks_read - before.blocks_read) as i64;
+            self.tally.prompt_tokens += u64::from(prompt);
         }
     }
 
@@ -261,11 +265,7 @@ impl<'a> Run<'a> {
     fn end(&mut self, sweep: &Sweep, now_us: i64, sink: &mut dyn Sink) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for span in &sweep.spans {
-            let held = self.sequences[span.slot].as_mut();
-            if !held.expect("the plan's spans are of sequences that it admitted").has_ended() {
-                continue;
-            }
-            let mut sequence = self.sequences[span.slot].take().expect("it was there a line ago");
+            let Some(mut sequence) = self.sequences[span.slot].take_if(|sequence| sequence.has_ended()) else { continue };
             self.spare.push(sequence.fixed_states(self.engine.model.manifest()));
             self.tally.spared_tokens += sequence.spared_positions();
             let (event, stamp) = sequence.finish(now_us);

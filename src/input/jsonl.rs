@@ -142,7 +142,7 @@ fn mend_surrogates(text: &str) -> Cow<'_, str> {
         u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
     };
     let (mut out, mut copied, mut at) = (String::new(), 0, 0);
-    while let Some(step) = memchr_backslash(&bytes[at..]) {
+    while let Some(step) = bytes[at..].iter().position(|&byte| byte == b'\\') {
         at += step;
         match escape(at) {
             Some(0xd800..=0xdbff) if matches!(escape(at + 6), Some(0xdc00..=0xdfff)) => at += 12,
@@ -160,10 +160,6 @@ fn mend_surrogates(text: &str) -> Cow<'_, str> {
     }
     out.push_str(&text[copied..]);
     Cow::Owned(out)
-}
-
-fn memchr_backslash(bytes: &[u8]) -> Option<usize> {
-    bytes.iter().position(|&byte| byte == b'\\')
 }
 
 #[cfg(test)]

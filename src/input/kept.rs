@@ -30,8 +30,8 @@ const BATCH_ROWS: usize = 1024;
 const BATCH_BYTES: usize = 8 << 20;
 /// A kept column whose name, in upper or lower case, is among the output's own gets this before it.
 const PREFIX: &str = "input_";
-/// The output's own columns.
-const TAKEN: [&str; 23] = [
+/// The output's own columns, in its order; a test of `output/` holds this list to what it writes.
+pub(crate) const TAKEN: [&str; 23] = [
     "custom_id",
     "row_index",
     "status",

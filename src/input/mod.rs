@@ -30,13 +30,8 @@ use crate::spool::Spool;
 use crate::tokenizer::Tokenizer;
 
 pub use kept::KeptReader;
-
-/// What reading has to know of the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelFacts {
-    /// Rows of the embedding: token ids lie below.
-    pub vocab: usize,
-}
+#[cfg(test)]
+pub(crate) use kept::TAKEN;
 
 /// One file of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +61,7 @@ pub struct Ingested {
 }
 
 /// Reads the whole input into `state`: the spool and, where columns are kept, `kept.arrow`. `sampling` holds the job's values, which a
-/// row's own override. `watch` is told the number of rows so far, now and then.
+/// row's own override; token ids lie below `vocab`. `watch` is told the number of rows so far, now and then.
 ///
 /// # Errors
 /// Usage: the template's syntax, or a column that no row has. Refused: a file that is missing, empty, of an unknown kind or
@@ -75,17 +70,17 @@ pub fn read(
     section: &InputSection,
     sampling: &Sampling,
     tokenizer: Option<&Tokenizer>,
-    model: &ModelFacts,
+    vocab: usize,
     state: &Path,
     watch: &mut dyn FnMut(u64),
 ) -> Result<Ingested> {
-    if let Some(id) = sampling.stop_token_ids.iter().find(|&&id| id as usize >= model.vocab) {
-        return Err(Error::usage(format!("sampling.stop_token_ids holds {id}, but the model's vocabulary has {} ids", model.vocab)));
+    if let Some(id) = sampling.stop_token_ids.iter().find(|&&id| id as usize >= vocab) {
+        return Err(Error::usage(format!("sampling.stop_token_ids holds {id}, but the model's vocabulary has {vocab} ids")));
     }
     let sources = files::resolve(&section.paths)?;
     let template = section.template.as_deref().map(template::Template::new).transpose()?;
     let survey = intake::survey(&sources, section, template.as_ref())?;
-    let forms = request::Forms { section, sampling, tokenizer, vocab: model.vocab, template: template.as_ref() };
+    let forms = request::Forms { section, sampling, tokenizer, vocab, template: template.as_ref() };
     intake::Intake::start(survey, forms, state, watch)?.run(&sources)
 }
 

@@ -12,10 +12,10 @@ pub mod nn;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::kernels::{Kernels, Matrix, View, ViewMut};
 use crate::scratch::{Buffer, Scratch};
-use manifest::{Manifest, PANEL_BYTES, StateId, WeightId};
+use manifest::{Manifest, StateId, WeightId};
 
 /// All that one layer hands to the next: f32 [rows, width].
 ///
@@ -131,25 +131,16 @@ pub trait Model: Send + Sync {
     fn head(&self, x: &Stream, feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()>;
 }
 
-/// The model that `folder`'s config.json describes.
+/// The model that `config` describes, the content of the config.json that messages call `path`. Its weights come in panels of at most
+/// `panel_bytes` ([`manifest::PANEL_BYTES`]); what is computed does not depend on them.
 ///
 /// # Errors
-/// Refused: no such file, not JSON, an unknown `model_type`, or fields that are missing or have values that this version
-/// does not compute; all of them are named at once.
-pub fn open(folder: &Path) -> Result<Box<dyn Model>> {
-    open_in_panels(folder, PANEL_BYTES)
-}
-
-/// The same, its weights in panels of at most `panel_bytes`; what is computed does not depend on it.
-///
-/// # Errors
-/// As for [`open`].
-pub fn open_in_panels(folder: &Path, panel_bytes: usize) -> Result<Box<dyn Model>> {
-    let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(Kind::Refused, "read", &path, &e))?;
-    let config: serde_json::Value =
-        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| Error::refused(format!("{}: {e}", path.display())))?;
+/// Refused: not JSON, an unknown `model_type`, or fields that are missing or have values that this version does not compute; all of them
+/// are named at once.
+pub fn of_config(config: &[u8], path: &Path, panel_bytes: usize) -> Result<Box<dyn Model>> {
     let refuse = |faults: Vec<String>| Error::refused(format!("{}: {}", path.display(), faults.join("; ")));
+    let text = config.strip_prefix(b"\xef\xbb\xbf").unwrap_or(config);
+    let config: serde_json::Value = serde_json::from_slice(text).map_err(|e| refuse(vec![e.to_string()]))?;
     match config.get("model_type").and_then(|v| v.as_str()) {
         Some(kimi_k3::MODEL_TYPE) => Ok(Box::new(kimi_k3::KimiK3::from_config(&config, panel_bytes).map_err(refuse)?)),
         Some(other) => Err(refuse(vec![format!("model_type `{other}` is not supported; supported: {}", kimi_k3::MODEL_TYPE)])),

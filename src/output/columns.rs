@@ -184,6 +184,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_input_knows_every_name_that_is_taken() {
+        assert_eq!(data_fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>(), crate::input::TAKEN);
+    }
+
+    #[test]
     fn parquet_types_are_the_promised_ones() {
         // Who reads two jobs at once breaks when a line here changes.
         let expected = [

@@ -1,7 +1,8 @@
-//! The journal: each ended row once, as it ends, on disk.
+//! The journal: each ended row once, as it ends.
 //!
 //! A million rows' answers do not fit in memory beside a model, and a row's part may wait for its slowest row until the morning. So
-//! a row's result goes to an append-only file at once and is read back by its offset when the part is made.
+//! a row's result goes to an append-only file, through a buffer, unsynced, and is read back by its offset when the part is made: what is
+//! safe is a part, not the journal.
 //!
 //! Layout, little-endian: a header of `NSJOURNL`, a version (u32) and the CRC-32 of these twelve bytes (u32); then records of a payload length (u32),
 //! the CRC-32 of length and payload (u32), and the payload: event, then stamp. Numbers keep their bits; a list is its length (u32) and its

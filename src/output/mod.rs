@@ -1,7 +1,7 @@
 //! Where do answers go, and when are they safe?
 //!
 //! A night's answers are worth more than the program that made them: rows end in any order, the disk fills up, the power
-//! goes. So a row that ended goes to the journal at once (eight bytes of memory a row remain), and only when every row of a part
+//! goes. So a row that ended goes to the journal (eight bytes of memory a row remain), and only when every row of a part
 //! has ended is the part made, from the journal and the spool, in input order. A part is written beside its place, synced,
 //! opened again, its ids compared with the input's, then renamed: what carries a Parquet name is whole.
 //!

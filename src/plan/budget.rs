@@ -20,10 +20,8 @@ pub struct ModelFacts {
     pub embedding_row_bytes: u64,
     /// A layer with routed experts each: experts, experts a row, bytes of a block.
     pub blocks: Vec<(u64, u64, u64)>,
-    /// A sequence's states, whatever its length.
-    pub sequence_bytes: u64,
-    /// A sequence's states, a token.
-    pub token_bytes: u64,
+    /// A sequence's states.
+    pub state: StateBytes,
     /// A row between layers.
     pub stream_row_bytes: u64,
     /// A row inside a layer, at most, experts left out.
@@ -38,6 +36,36 @@ pub struct ModelFacts {
     pub index_bytes: u64,
     /// The tokenizer.
     pub tokenizer_bytes: u64,
+}
+
+impl ModelFacts {
+    /// Bytes of the first `count` blocks, layer by layer.
+    pub(super) fn block_bytes(&self, mut count: u64) -> u64 {
+        let mut bytes = 0;
+        for &(n, _, size) in &self.blocks {
+            let here = n.min(count);
+            bytes += here * size;
+            count -= here;
+        }
+        bytes
+    }
+}
+
+/// What a sequence's states take, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Whatever its length.
+    pub fixed: u64,
+    /// And for each of its tokens.
+    pub a_token: u64,
+}
+
+impl StateBytes {
+    /// Those of a sequence of so many positions. A row may ask for four thousand million tokens: what exceeds 64 bits is as good as their
+    /// largest number, and is refused.
+    pub fn of(self, positions: u64) -> u64 {
+        positions.saturating_mul(self.a_token).saturating_add(self.fixed)
+    }
 }
 
 /// What the job and the machine allow.
@@ -128,7 +156,7 @@ impl Needs {
             longest_answer: running().map(|r| u64::from(r.max_tokens)).max().unwrap_or(0),
             drawn: running().any(|r| r.drawn),
             // Many rows of absurd lengths are refused below, not a fault of the program.
-            state_all: running().map(|r| state_of(m, r.positions_max())).fold(0, u64::saturating_add),
+            state_all: running().map(|r| m.state.of(r.positions_max())).fold(0, u64::saturating_add),
         }
     }
 }
@@ -139,7 +167,7 @@ impl Needs {
 /// The least that the job can run in exceeds the budget.
 pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allotment, Box<Refusal>> {
     let needs = Needs::of(rows, m);
-    let least = build(m, limits, &needs, 1, 1, state_of(m, needs.longest), (0, 0));
+    let least = build(m, limits, &needs, 1, 1, m.state.of(needs.longest), (0, 0));
     if least.ledger.total() > limits.budget_bytes {
         let blame = least.ledger.lines.iter().max_by_key(|l| l.bytes).map_or("", |l| l.name);
         return Err(Box::new(Refusal { smallest_bytes: least.ledger.total(), blame, ledger: least.ledger }));
@@ -150,7 +178,7 @@ pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allot
     let row_cap = if resident { PREFILL_ROWS_RESIDENT } else { PREFILL_ROWS_STREAMED };
     let rows_max = limits.prefill_rows.map_or(row_cap, |n| n as u64).clamp(1, needs.prompt_tokens.max(1));
     let wave_max = limits.wave.map_or(WAVE_MAX, |n| n as u64).clamp(1, needs.runnable.max(1));
-    let state = |wave: u64| wave.saturating_mul(state_of(m, needs.longest)).min(needs.state_all).max(state_of(m, needs.longest));
+    let state = |wave: u64| wave.saturating_mul(m.state.of(needs.longest)).min(needs.state_all).max(m.state.of(needs.longest));
     let with = |wave: u64, rows: u64, kept| build(m, limits, &needs, wave, rows, state(wave), kept);
 
     let few_rows = rows_max.min(256);
@@ -159,11 +187,6 @@ pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allot
     let rows = largest(rows_max, |n| fits(&with(wave, n.max(rows_first), (0, 0)))).max(rows_first);
     let spare = limits.budget_bytes - with(wave, rows, (0, 0)).ledger.total();
     Ok(with(wave, rows, kept(m, spare.min(limits.resident_bytes.unwrap_or(u64::MAX)))))
-}
-
-/// A row may ask for four thousand million tokens: what exceeds 64 bits is as good as their largest number, and is refused.
-fn state_of(m: &ModelFacts, positions: u64) -> u64 {
-    positions.saturating_mul(m.token_bytes).saturating_add(m.sequence_bytes)
 }
 
 /// The largest n in 1..=max for which `fits` holds; 1 is known to fit.
@@ -198,17 +221,6 @@ fn kept(m: &ModelFacts, mut spare: u64) -> (u64, u64) {
     (panels, blocks)
 }
 
-/// Bytes of the first `count` blocks.
-fn block_bytes(m: &ModelFacts, mut count: u64) -> u64 {
-    let mut bytes = 0;
-    for &(n, _, size) in &m.blocks {
-        let here = n.min(count);
-        bytes += here * size;
-        count -= here;
-    }
-    bytes
-}
-
 fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows: u64, state_bytes: u64, kept: (u64, u64)) -> Allotment {
     let mut ledger = Ledger::default();
     let rows = prefill_rows + if needs.longest_answer > 1 { wave } else { 0 };
@@ -231,7 +243,7 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     let trunk: u64 = m.panels[..kept.0 as usize].iter().sum();
     ledger.reserve("resident trunk", trunk, format!("{} of {} panels need no reading", kept.0, m.panels.len()));
     let total_blocks: u64 = m.blocks.iter().map(|b| b.0).sum();
-    ledger.reserve("resident experts", block_bytes(m, kept.1), format!("{} of {total_blocks} experts need no reading", kept.1));
+    ledger.reserve("resident experts", m.block_bytes(kept.1), format!("{} of {total_blocks} experts need no reading", kept.1));
     Allotment { ledger, wave: wave as usize, prefill_rows: prefill_rows as usize, state_bytes, kept_panels: kept.0, kept_blocks: kept.1 }
 }
 
@@ -246,8 +258,7 @@ mod tests {
             embedding: 39..40,
             embedding_row_bytes: 512,
             blocks: vec![(64, 4, 100_000); 8],
-            sequence_bytes: 400_000,
-            token_bytes: 1000,
+            state: StateBytes { fixed: 400_000, a_token: 1000 },
             stream_row_bytes: 4096,
             layer_row_bytes: 20_000,
             expert_row_bytes: 3000,
@@ -308,9 +319,9 @@ mod tests {
 
     #[test]
     fn a_row_of_any_length_is_refused_and_not_a_panic() {
-        for token_bytes in [1000, u64::MAX / 8] {
+        for a_token in [1000, u64::MAX / 8] {
             let rows = vec![row(u32::MAX, u32::MAX, true); 10_000];
-            let m = ModelFacts { token_bytes, ..facts() };
+            let m = ModelFacts { state: StateBytes { a_token, ..facts().state }, ..facts() };
             let refusal = allot(&rows, &m, &Limits { wave: Some(1_000_000), ..limits(1 << 30) }).expect_err("too long");
             assert!(refusal.smallest_bytes > u64::from(u32::MAX) * 1000, "{refusal:?}");
         }
@@ -333,7 +344,7 @@ mod tests {
                     let kept = a.ledger.lines.iter().filter(|l| l.name.starts_with("resident")).map(|l| l.bytes).sum::<u64>();
                     prop_assert!(kept <= resident.unwrap_or(u64::MAX));
                     let longest = rows.iter().filter(|r| !r.is_idle()).map(RowFacts::positions_max).max().unwrap_or(0);
-                    prop_assert!(a.state_bytes >= facts().sequence_bytes + longest * facts().token_bytes || rows.iter().all(RowFacts::is_idle));
+                    prop_assert!(a.state_bytes >= facts().state.of(longest) || rows.iter().all(RowFacts::is_idle));
                 }
                 Err(refusal) => prop_assert!(refusal.smallest_bytes > budget),
             }

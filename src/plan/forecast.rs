@@ -52,7 +52,7 @@ pub fn forecast(mut schedule: Schedule, m: &ModelFacts) -> Forecast {
     }
     if f.sweeps > 0 {
         f.bytes_trunk += kept;
-        experts += kept_block_bytes(m, kept_blocks) as f64;
+        experts += m.block_bytes(kept_blocks) as f64;
     }
     f.bytes_experts = experts as u64;
     f
@@ -70,19 +70,9 @@ fn union_bytes(m: &ModelFacts, mut kept: u64, rows: f64) -> f64 {
     bytes
 }
 
-fn kept_block_bytes(m: &ModelFacts, mut kept: u64) -> u64 {
-    let mut bytes = 0;
-    for &(count, _, block) in &m.blocks {
-        let here = kept.min(count);
-        kept -= here;
-        bytes += here * block;
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Allotment, Grouping};
+    use super::super::{Allotment, Grouping, StateBytes};
     use super::*;
     use crate::memory::Ledger;
     use crate::request::RowFacts;
@@ -97,7 +87,7 @@ mod tests {
             prompt_logprobs: true,
         };
         let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
-        Schedule::new(rows.iter().map(row).collect(), Grouping::Input, allotment, (0, 0))
+        Schedule::new(rows.iter().map(row).collect(), Grouping::Input, allotment, StateBytes::default())
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The sequence of sweeps: rows are admitted in the grouping's order as others end.
 
-use super::{Allotment, Outcome, Span, Sweep};
+use super::{Allotment, Outcome, Span, StateBytes, Sweep};
 use crate::request::RowFacts;
 
 /// In which order requests are admitted.
@@ -34,13 +34,13 @@ pub struct Schedule {
     active: Vec<Active>,
     free: Vec<usize>,
     allotment: Allotment,
-    state: (u64, u64),
+    state: StateBytes,
     state_used: u64,
 }
 
 impl Schedule {
-    /// A schedule of all rows that need computing. `state` is a sequence's bytes: fixed, and a token.
-    pub fn new(rows: Vec<RowFacts>, grouping: Grouping, allotment: Allotment, state: (u64, u64)) -> Self {
+    /// A schedule of all rows that need computing; `state` is what a sequence of the model leaves behind.
+    pub fn new(rows: Vec<RowFacts>, grouping: Grouping, allotment: Allotment, state: StateBytes) -> Self {
         let mut order: Vec<u32> = (0..rows.len() as u32).filter(|&i| !rows[i as usize].is_idle()).collect();
         match grouping {
             Grouping::Input => {}
@@ -125,7 +125,7 @@ impl Schedule {
     }
 
     fn state_bytes(&self, row: u32) -> u64 {
-        self.state.0 + self.rows[row as usize].positions_max() * self.state.1
+        self.state.of(self.rows[row as usize].positions_max())
     }
 
     /// The next request in order, if a slot and state memory are free.
@@ -166,6 +166,8 @@ mod tests {
         Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes, kept_panels: 0, kept_blocks: 0 }
     }
 
+    const ONE: StateBytes = StateBytes { fixed: 1, a_token: 1 };
+
     fn row(prompt_tokens: u32, max_tokens: u32) -> RowFacts {
         RowFacts { prompt_tokens, max_tokens, faulty: false, drawn: false, prompt_logprobs: true }
     }
@@ -192,7 +194,7 @@ mod tests {
             grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
         ) {
             let rows: Vec<_> = lengths.iter().map(|&(p, n)| row(p, n)).collect();
-            let sweeps = drive(Schedule::new(rows.clone(), grouping, allotment(wave, prefill_rows, 60), (1, 1)));
+            let sweeps = drive(Schedule::new(rows.clone(), grouping, allotment(wave, prefill_rows, 60), ONE));
             let mut done = vec![0; rows.len()];
             for sweep in &sweeps {
                 prop_assert!(sweep.spans.len() <= wave);
@@ -216,7 +218,7 @@ mod tests {
     fn groupings_order_admission() {
         let rows = vec![row(3, 1), row(9, 1), row(5, 1), row(1, 1)];
         let first = |grouping| -> Vec<u64> {
-            let sweeps = drive(Schedule::new(rows.clone(), grouping, allotment(1, 100, 100), (1, 1)));
+            let sweeps = drive(Schedule::new(rows.clone(), grouping, allotment(1, 100, 100), ONE));
             sweeps.iter().map(|s| s.spans[0].row).collect()
         };
         assert_eq!(first(Grouping::Input), [0, 1, 2, 3]);

@@ -16,6 +16,8 @@ use crate::model::manifest::{Manifest, WeightId};
 /// Bytes of a shard that go into the fingerprint, at each of so many places.
 const SAMPLE_BYTES: usize = 4096;
 const SAMPLES: u64 = 16;
+/// What a weight takes in manifest and index: its name and shape, its place.
+const WEIGHT_BYTES: usize = 160;
 
 /// An opened checkpoint.
 pub struct Checkpoint {
@@ -78,7 +80,7 @@ impl Checkpoint {
     /// Bytes that the index itself takes.
     pub fn index_bytes(&self) -> u64 {
         let places: usize = self.index.blocks.iter().map(|b| b.places.len()).sum();
-        (places * size_of::<Place>() + self.manifest.weights.len() * 160) as u64
+        (places * size_of::<Place>() + self.manifest.weights.len() * WEIGHT_BYTES) as u64
     }
 
     /// Identity of the weights: all headers, and samples of every shard.

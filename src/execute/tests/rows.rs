@@ -125,7 +125,7 @@ fn panels_of_any_size_give_the_same_bits() {
         let panels = |bench: &Bench| bench.model.manifest().weights.iter().map(|w| w.panels()).sum::<usize>();
         let fewest = panels(&bench);
         for panel_bytes in [3 << 10, 12 << 10] {
-            bench.model = model::open_in_panels(&folder.join("checkpoint"), panel_bytes).expect("the config is valid");
+            bench.model = open(&folder.join("checkpoint"), panel_bytes);
             bench.store = Checkpoint::open(&folder.join("checkpoint"), bench.model.manifest()).expect("the checkpoint is whole");
             assert!(panels(&bench) > fewest + 20, "{} panels instead of {fewest}", panels(&bench));
             assert_eq!(bits(&bench.run(Kernels::detect(), 2, Grouping::Input, 4, 50).0), whole, "{} {panel_bytes}", folder.display());
@@ -139,7 +139,7 @@ fn scratch_stays_within_what_the_manifest_says_of_a_row() {
         let checkpoint = folder.join("checkpoint");
         let requests: Vec<_> = (0..3).map(|i| request(i, (0..300).map(|p| (p * 7 + i as u32) % 250).collect(), 1)).collect();
         let mut bench = Bench::new(&checkpoint, &requests);
-        bench.model = model::open_in_panels(&checkpoint, panel_bytes).expect("the config is valid");
+        bench.model = open(&checkpoint, panel_bytes);
         bench.store = Checkpoint::open(&checkpoint, bench.model.manifest()).expect("the checkpoint is whole");
         let m = bench.model.manifest();
         let scratch = Scratch::default();

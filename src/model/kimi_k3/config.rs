@@ -21,7 +21,7 @@ pub struct Config {
     /// Every so many layers the running sum is stored and starts again.
     pub residual_block: usize,
     pub situ: Situ,
-    /// Zero-based.
+    /// Zero-based, ascending.
     pub mla_layers: Vec<usize>,
 }
 
@@ -66,7 +66,8 @@ impl Config {
         let layers = text.count("num_hidden_layers");
         let nested = config.get("text_config").unwrap_or(&Value::Null);
         let mut linear = Fields::of(nested, "linear_attn_config", "text_config.linear_attn_config");
-        let mla_layers = linear.layers("full_attn_layers", layers);
+        let mut mla_layers = linear.layers("full_attn_layers", layers);
+        mla_layers.sort_unstable();
         let mut all = [mla_layers.clone(), linear.layers("kda_layers", layers)].concat();
         all.sort_unstable();
         linear.require(all.iter().copied().eq(0..layers), || {
@@ -104,7 +105,7 @@ impl Config {
 
     /// Whether `layer` (zero-based) attends by MLA; all others by KDA.
     pub fn is_mla(&self, layer: usize) -> bool {
-        self.mla_layers.contains(&layer)
+        self.mla_layers.binary_search(&layer).is_ok()
     }
 
     /// Stored sums once `layer` (zero-based) has begun, its own push included.

@@ -1,0 +1,60 @@
+//! What a run came to: counts for a screen while it runs, the summary at its end.
+
+use std::time::Duration;
+
+use super::prepare::{PRECISION, Prepared};
+use crate::execute::Tally;
+use crate::job::{Grouping, Job};
+use crate::machine;
+use crate::output::{Blocks, ExpertLoads, Summary, Totals};
+use crate::report::Snapshot;
+
+/// The counts so far.
+pub fn snapshot(tally: &Tally) -> Snapshot {
+    Snapshot {
+        rows_done: tally.rows_done,
+        rows_errored: tally.rows_failed,
+        tokens_done: tally.prompt_tokens + tally.completion_tokens,
+        tokens_spared: tally.spared_tokens,
+        generated: tally.completion_tokens,
+        bytes_read: tally.read.trunk_bytes + tally.read.expert_bytes,
+        blocks_loaded: tally.read.blocks_read,
+        block_rows_served: tally.expert_rows,
+        sweeps: tally.sweeps,
+    }
+}
+
+/// The whole run, of which the walk through the layers took `walk` and all of it `wall`.
+pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [walk, wall]: [Duration; 2]) -> Summary {
+    let read = tally.read;
+    Summary {
+        rows_total: totals.rows_succeeded + totals.rows_errored,
+        rows_succeeded: totals.rows_succeeded,
+        rows_errored: totals.rows_errored,
+        rows_cut_by_length: totals.rows_cut_by_length,
+        prompt_tokens: tally.prompt_tokens,
+        completion_tokens: tally.completion_tokens,
+        sweeps: tally.sweeps,
+        bytes_read: read.trunk_bytes + read.expert_bytes,
+        bytes_read_trunk: read.trunk_bytes,
+        bytes_read_experts: read.expert_bytes,
+        blocks: Blocks { resident: read.blocks_resident, on_demand: read.blocks_read },
+        expert_loads: ExpertLoads { ran: tally.answer_expert_loads },
+        rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
+        memory_budget: prepared.limits.budget_bytes,
+        ledger_total: prepared.schedule.allotment().ledger.total(),
+        peak_memory: machine::peak_bytes(),
+        wall_ms: wall.as_millis() as u64,
+        read_ms: read.read_us / 1000,
+        compute_ms: (walk.as_millis() as u64).saturating_sub(read.read_us / 1000),
+        kernel: prepared.kernels.path().name().into(),
+        precision: PRECISION.into(),
+        direct_io: false,
+        grouping: match job.grouping {
+            Grouping::Input => "input",
+            Grouping::Length => "length",
+            Grouping::Random => "random",
+        }
+        .into(),
+    }
+}
