@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{Done, House, Model, Row, demo_model, documents, root, shard, unshard};
+use crate::house::{Done, House, Row, demo_model, documents, root};
+use crate::model::{Model, shard, unshard};
 
 const INDEX: &str = "model.safetensors.index.json";
 const FIRST: &str = "model-00001-of-00004.safetensors";

@@ -4,6 +4,7 @@ mod checkpoints;
 mod house;
 mod jobs;
 mod lines;
+mod model;
 mod placement;
 mod rows;
 mod text;

@@ -54,22 +54,53 @@ fn room(path: &Path) -> String {
     first.trim_end_matches(".rs").to_string()
 }
 
-/// The text before a file's unit tests; those may import what they like.
-fn without_tests(text: &str) -> &str {
-    text.split("#[cfg(test)]").next().expect("split gives one piece at least")
+/// A file without its modules of tests; those may import what they like.
+fn without_tests(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("#[cfg(test)]\n") {
+        kept.push_str(before);
+        let item = after.split_once(['{', ';']).map_or(after, |(head, _)| head);
+        rest = if item.contains("mod ") && after[item.len()..].starts_with('{') {
+            after.split_once("\n}\n").map_or("", |(_, behind)| behind)
+        } else {
+            after.split_once('\n').map_or("", |(_, behind)| behind)
+        };
+    }
+    kept + rest
 }
 
-/// The names that follow `crate::` in a file, braces after it included.
+/// The names that follow `crate::` in a file, each of a list in braces.
 fn imports(text: &str) -> Vec<String> {
+    let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let name = |path: &str| path.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let mut names = Vec::new();
-    for line in text.lines().filter(|l| !l.trim_start().starts_with("//")) {
-        for rest in line.split("crate::").skip(1) {
-            let list = rest.strip_prefix('{').map_or(rest, |inner| inner);
-            let first: String = list.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            names.push(first);
+    for rest in code.join("\n").split("crate::").skip(1) {
+        let Some(list) = rest.strip_prefix('{') else {
+            names.push(name(rest));
+            continue;
+        };
+        let (mut depth, mut item) = (0, String::new());
+        for c in list.chars() {
+            match c {
+                ',' | '}' if depth == 0 => names.push(name(&std::mem::take(&mut item))),
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => item.push(c),
+            }
+            if c == '}' && depth == 0 && item.is_empty() {
+                break;
+            }
         }
     }
+    names.retain(|name| !name.is_empty());
     names
+}
+
+#[test]
+fn imports_are_seen_however_they_are_written() {
+    let text = "use crate::{error::Error, plan::{Limits, allot},\n job};\n// crate::report\nfn f() { crate::units::show(1) }\n#[cfg(test)]\nmod tests {\n    use crate::store;\n}\nuse crate::output;\n#[cfg(test)]\nmod more;\nuse crate::model;\n";
+    assert_eq!(imports(&without_tests(text)), ["error", "plan", "job", "units", "output", "model"]);
 }
 
 #[test]
@@ -80,13 +111,13 @@ fn rooms_import_only_what_the_house_allows() {
             continue;
         }
         if WORDS.contains(&room.as_str()) {
-            for name in imports(without_tests(&text)) {
+            for name in imports(&without_tests(&text)) {
                 assert!(WORDS.contains(&name.as_str()), "{}: a word file imports {name}", path.display());
             }
             continue;
         }
         let (_, allowed) = ROOMS.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("{room} is no room of the house"));
-        for name in imports(without_tests(&text)) {
+        for name in imports(&without_tests(&text)) {
             let fine = name == room || WORDS.contains(&name.as_str()) || allowed.contains(&name.as_str());
             assert!(fine, "{}: {room} may not import {name}", path.display());
         }
@@ -125,6 +156,38 @@ fn phases_are_unknown_where_rows_are_just_rows() {
         for word in ["prefill", "wave", "resume"] {
             assert!(!lower.contains(word), "{} says {word}", path.display());
         }
+    }
+}
+
+#[test]
+fn a_walk_knows_spans_and_not_phases() {
+    for (path, text) in files(&root().join("src/execute"), ".rs") {
+        let lower = without_tests(&text).to_lowercase();
+        let tests = path.components().any(|part| part.as_os_str().to_string_lossy().starts_with("tests"));
+        for word in ["prefill", "decoding"] {
+            assert!(tests || !lower.contains(word), "{} says {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_plan_and_the_models_see_no_file_no_clock_and_no_chance() {
+    for (path, text) in files(&root().join("src"), ".rs") {
+        if !["plan", "model", "sample"].contains(&room(&path).as_str()) || path.ends_with("tests.rs") {
+            continue;
+        }
+        let code = without_tests(&text);
+        for word in ["std::fs", "std::io", "std::net", "std::time", "Instant", "SystemTime", "std::env", "std::process", "RandomState"] {
+            assert!(!code.contains(word), "{} uses {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn commands_are_short() {
+    for (path, text) in files(&root().join("src/commands"), ".rs") {
+        let lines = text.lines().count();
+        assert!(lines < 150, "{} has {lines} lines; a command hands out and calls, and works nothing out", path.display());
     }
 }
 
