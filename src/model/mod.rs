@@ -73,7 +73,7 @@ pub trait Feed {
     /// Where temporary rows come from.
     fn scratch(&self) -> Scratch;
 
-    /// y[r][n] = dot(x[r], w[n]) for the output rows `outputs` of `w` (whole panels), each panel obtained once for all rows.
+    /// `y[r][n] = dot(x[r], w[n])` for the output rows `outputs` of `w` (whole panels), each panel obtained once for all rows.
     ///
     /// # Errors
     /// The weight cannot be read.
@@ -97,7 +97,7 @@ pub trait Feed {
     /// A state cannot be had.
     fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()>;
 
-    /// y[row] += weight * f(block, z[row]) for every chosen expert, in ascending id; z is [rows, in], y [rows, out].
+    /// `y[row] += weight * f(block, z[row])` for every chosen expert, in ascending id; z is [rows, in], y [rows, out].
     ///
     /// # Errors
     /// A block cannot be read or holds what is no number.

@@ -24,11 +24,11 @@ pub struct Kda {
     pub a_log: WeightId,
     /// Low-rank decay, second factor: [heads*width, width].
     pub f_b: WeightId,
-    /// Bias of the decay: [heads*width].
+    /// Bias of the decay: `[heads*width]`.
     pub dt_bias: WeightId,
     /// Output gate: [heads*width, hidden].
     pub g: WeightId,
-    /// Gain of the output's norm: [width].
+    /// Gain of the output's norm: `[width]`.
     pub o_norm: WeightId,
     /// [hidden, heads*width]
     pub o: WeightId,

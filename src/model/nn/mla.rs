@@ -14,11 +14,11 @@ use crate::scratch::Buffer;
 pub struct Mla {
     /// [query_rank, hidden]
     pub q_a: WeightId,
-    /// [query_rank]
+    /// `[query_rank]`
     pub q_a_norm: WeightId,
     /// [latent + shared_key, hidden]
     pub kv_a: WeightId,
-    /// [latent]
+    /// `[latent]`
     pub kv_a_norm: WeightId,
     /// [heads*(key + shared_key), query_rank]
     pub q_b: WeightId,

@@ -14,11 +14,11 @@ const ROUTED_ROWS: usize = 64;
 pub struct Moe {
     /// The router: [experts, hidden].
     pub gate: WeightId,
-    /// Steers the choice, never the weights: [experts].
+    /// Steers the choice, never the weights: `[experts]`.
     pub bias: WeightId,
     /// [latent, hidden]
     pub down: WeightId,
-    /// Gain of the norm on the experts' sum: [latent].
+    /// Gain of the norm on the experts' sum: `[latent]`.
     pub norm: Option<WeightId>,
     /// [hidden, latent]
     pub up: WeightId,

@@ -9,7 +9,7 @@ use crate::scratch::Buffer;
 
 /// softmax over sources of score = sum(rms(v) * norm * proj), output = the RAW sources by those weights.
 pub struct Sums {
-    /// Gain of the keys' norm, [hidden].
+    /// Gain of the keys' norm, `[hidden]`.
     pub norm: WeightId,
     /// The scorer, [1, hidden].
     pub proj: WeightId,
