@@ -17,9 +17,11 @@ mod parquet;
 mod portable;
 mod prompt;
 mod request;
+mod room;
 mod sampling;
 mod template;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -30,12 +32,15 @@ use crate::spool::Spool;
 use crate::tokenizer::Tokenizer;
 
 pub use kept::KeptReader;
+pub use room::Room;
 
-/// What reading has to know of the model.
+/// What reading has to know of the model and of the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelFacts {
     /// Rows of the embedding: token ids lie below.
     pub vocab: usize,
+    /// Memory for reading.
+    pub room: Room,
 }
 
 /// One file of the input.
@@ -59,6 +64,8 @@ pub struct Ingested {
     pub kept: Vec<arrow::datatypes::Field>,
     /// A row each, in input order.
     pub facts: Vec<RowFacts>,
+    /// Most memory that the reading of one row may have taken.
+    pub row_bytes: u64,
     /// The files, in the order in which they were read.
     pub files: Vec<InputFile>,
     /// BLAKE3 over the bytes of all files in order; their names are not in it.
@@ -85,7 +92,15 @@ pub fn read(
     let sources = files::resolve(&section.paths)?;
     let template = section.template.as_deref().map(template::Template::new).transpose()?;
     let survey = intake::survey(&sources, section, template.as_ref())?;
-    let forms = request::Forms { section, sampling, tokenizer, vocab: model.vocab, template: template.as_ref() };
+    let forms = request::Forms {
+        section,
+        sampling,
+        tokenizer,
+        vocab: model.vocab,
+        template: template.as_ref(),
+        room: model.room,
+        trouble: RefCell::default(),
+    };
     intake::Intake::start(survey, forms, state, watch)?.run(&sources)
 }
 

@@ -7,7 +7,7 @@ mod budget;
 mod forecast;
 mod schedule;
 
-pub use budget::{Allotment, Limits, ModelFacts, Refusal, allot};
+pub use budget::{Allotment, Limits, ModelFacts, Refusal, allot, reading_room};
 pub use forecast::{Forecast, forecast};
 pub use schedule::{Grouping, Schedule};
 
