@@ -1,6 +1,6 @@
 //! The nightshift command: reads the job file, hands the job on, prints what went wrong.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -32,15 +32,20 @@ fn main() -> ExitCode {
 
 fn execute(command: &Command) -> Result<u8> {
     match command {
-        Command::Run(args) => commands::run::run(&job(args)?, Screen::stderr()).map(say),
-        Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.json).map(say),
+        Command::Run(args) => commands::run::run(&job(args)?, Screen::stderr()).and_then(say),
+        Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.json).and_then(say),
     }
 }
 
-/// Prints what a command leaves; a reader that went away is no reason to fail.
-fn say(said: Said) -> u8 {
-    let _ = std::io::stdout().write_all(said.text.as_bytes());
-    said.code
+/// Prints what a command leaves; a reader that went away is no reason to fail, a full disk is.
+fn say(said: Said) -> Result<u8> {
+    let mut out = std::io::stdout();
+    match out.write_all(said.text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::storage(format!("cannot write to standard output: {error}; what was asked for is done")))
+        }
+        _ => Ok(said.code),
+    }
 }
 
 /// Says `message`; a reader that went away is no reason to fail otherwise.

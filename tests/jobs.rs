@@ -291,3 +291,14 @@ fn long_kept_columns_stay_under_the_ledger() {
     assert!(bytes("peak_memory") <= bytes("ledger_total"), "{summary}");
     assert_eq!(rows(&out).len(), 250);
 }
+
+#[test]
+fn a_plan_that_cannot_be_written_is_no_success() {
+    let house = House::new();
+    let input = house.lines("in.jsonl", &[json!({ "prompt": "x" })]);
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device that is always full");
+    let arguments = args("plan", &input, &house.path("out"), &[]);
+    let done = Command::new(env!("CARGO_BIN_EXE_nightshift")).args(arguments).stdout(full).output().expect("the command starts");
+    assert_eq!(done.status.code(), Some(5));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("standard output"));
+}

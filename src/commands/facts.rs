@@ -51,16 +51,22 @@ pub fn threads(engine: &EngineSection) -> usize {
     engine.threads.unwrap_or_else(machine::threads)
 }
 
-/// What the job and the machine allow.
-pub fn limits(engine: &EngineSection, rows_per_part: u64, rows: &[RowFacts], model: &ModelFacts) -> Limits {
+/// The ledger's ceiling.
+pub fn budget_bytes(engine: &EngineSection) -> u64 {
     let (share, of) = DEFAULT_SHARE;
+    engine.memory_bytes.unwrap_or_else(|| machine::available_bytes() / of * share)
+}
+
+/// What the job and the machine allow.
+pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, rows: &[RowFacts], model: &ModelFacts) -> Limits {
     let longest = rows.iter().map(RowFacts::positions_max).max().unwrap_or(0);
     Limits {
-        budget_bytes: engine.memory_bytes.unwrap_or_else(|| machine::available_bytes() / of * share),
+        budget_bytes,
         wave: engine.wave,
         prefill_rows: engine.prefill_rows,
         resident_bytes: engine.resident_bytes,
         blocks_in_flight: blocks_in_flight(threads(engine), model) as u64,
+        reading_bytes: 0,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
 }

@@ -40,10 +40,14 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let manifest = model.manifest();
     let tokenizer = Tokenizer::open(&job.model, manifest.vocab)?;
     let mut checkpoint = Checkpoint::open(&job.model, manifest)?;
-    let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), manifest.vocab, state, &mut |_| {})?;
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
+    let budget_bytes = facts::budget_bytes(&job.engine);
+    let room = input::Room { budget_bytes, row_bytes: plan::reading_room(budget_bytes, &facts) };
+    let about = input::ModelFacts { vocab: manifest.vocab, room };
+    let mut input = input::read(&job.input, &job.sampling, tokenizer.as_ref(), &about, state, &mut |_| {})?;
     let rows = std::mem::take(&mut input.facts);
-    let mut limits = facts::limits(&job.engine, job.output.rows_per_part, &rows, &facts);
+    let mut limits = facts::limits(&job.engine, budget_bytes, job.output.rows_per_part, &rows, &facts);
+    limits.reading_bytes = input.row_bytes;
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }

@@ -16,6 +16,8 @@ use crate::spool::Spool;
 pub(super) const USUAL: [&str; 2] = ["custom_id", "id"];
 /// Equal hashes looked into; all but a few in 10^8 rows are equal ids.
 const COMPARED: usize = 64;
+/// Characters of an id in a message.
+const SHOWN: usize = 80;
 
 /// Gives each row its id and keeps what shows that no two are equal.
 pub(super) struct Ids<'j> {
@@ -83,8 +85,9 @@ impl<'j> Ids<'j> {
         let Some(&name) = column else { return Ok(None) };
         match &row[name] {
             Value::String(text) => Ok(Some(text.clone())),
+            Value::Number(number) if number.is_u64() => Ok(Some(number.to_string())),
             number @ Value::Number(_) if sampling::whole(number).is_some() => Ok(sampling::whole(number).map(|whole| whole.to_string())),
-            _ => Err(Error::refused(format!("{place}: `{name}` must be text or a whole number to be the row's id"))),
+            _ => Err(Error::refused(format!("{place}: `{name}` must be text or a whole number of 64 bits to be the row's id"))),
         }
     }
 
@@ -105,13 +108,22 @@ impl<'j> Ids<'j> {
                 let id = spool.get(index)?.id;
                 if let Some(before) = seen.get(&id) {
                     let (one, other) = (locate(*before)?, locate(index)?);
-                    return Err(Error::refused(format!("the id `{id}` stands twice: {one} and {other}; every row needs its own")));
+                    return Err(Error::refused(format!(
+                        "the id `{}` stands twice: {one} and {other}; every row needs its own",
+                        shown(&id)
+                    )));
                 }
                 seen.insert(id, index);
             }
         }
         Ok(())
     }
+}
+
+/// An id as messages show it: short, and no character of it moves a terminal's cursor.
+fn shown(id: &str) -> String {
+    let short: String = id.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if id.chars().nth(SHOWN).is_some() { short + "..." } else { short }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::jsonl::{self, Lines};
 use super::kept::{KeptPlan, KeptWriter};
 use super::parquet::{self, Batches};
 use super::request::{CONTENT, FRAME, Forms};
+use super::room;
 use super::template::Template;
 use super::{Ingested, InputFile, Place, cells};
 use crate::error::{Error, Result};
@@ -122,6 +123,7 @@ pub(super) struct Intake<'j> {
     ids: Ids<'j>,
     facts: Vec<RowFacts>,
     files: Vec<InputFile>,
+    row_bytes: u64,
     watch: &'j mut dyn FnMut(u64),
 }
 
@@ -136,6 +138,7 @@ impl<'j> Intake<'j> {
             ids: Ids::new(forms.section.id.as_deref()),
             facts: Vec::new(),
             files: Vec::new(),
+            row_bytes: 0,
             forms,
             watch,
         })
@@ -159,9 +162,11 @@ impl<'j> Intake<'j> {
     }
 
     fn lines(&mut self, path: &Path) -> Result<[u8; 32]> {
-        let mut lines = Lines::open(path)?;
+        let room = self.forms.room;
+        let mut lines = Lines::within(path, room)?;
         while let Some((number, line)) = lines.next()? {
             let place = Place { path, unit: "line", number };
+            self.row_bytes = self.row_bytes.max(room.check(&place, room::line_bytes(line))?);
             match jsonl::object(line) {
                 Ok(row) => {
                     self.columns.saw(row.keys().map(String::as_str));
@@ -210,7 +215,9 @@ impl<'j> Intake<'j> {
                     Ok(((*name).clone(), cells::cell(array, at).map_err(|e| broken(name, &e))?))
                 };
                 let row = columns.iter().map(value).collect::<Result<Map<_, _>>>()?;
-                self.row(&row, Place { path, unit: "row", number: number + at as u64 })?;
+                let place = Place { path, unit: "row", number: number + at as u64 };
+                self.row_bytes = self.row_bytes.max(self.forms.room.check(&place, room::row_bytes(row.values()))?);
+                self.row(&row, place)?;
             }
             number += batch.num_rows() as u64;
         }
@@ -220,7 +227,11 @@ impl<'j> Intake<'j> {
     fn row(&mut self, row: &Map<String, Value>, place: Place<'_>) -> Result<()> {
         let index = self.facts.len() as u64;
         let id = self.ids.take(row, place)?;
-        self.push(&self.forms.request(index, id, row))
+        let request = self.forms.request(index, id, row);
+        if let Some(error) = self.forms.trouble.take() {
+            return Err(Error { message: format!("{place}: {}", error.message), ..error });
+        }
+        self.push(&request)
     }
 
     fn push(&mut self, request: &Request) -> Result<()> {
@@ -243,7 +254,14 @@ impl<'j> Intake<'j> {
         for file in &self.files {
             hash.update(&file.blake3);
         }
-        Ok(Ingested { spool, kept, facts: self.facts, files: self.files, fingerprint: *hash.finalize().as_bytes() })
+        Ok(Ingested {
+            spool,
+            kept,
+            facts: self.facts,
+            row_bytes: self.row_bytes,
+            files: self.files,
+            fingerprint: *hash.finalize().as_bytes(),
+        })
     }
 }
 

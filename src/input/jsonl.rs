@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::room::{self, Room};
 use crate::error::{Error, Kind, Result};
 
 /// Longest line in bytes; encoding one takes some twenty times its length of memory.
@@ -37,12 +38,18 @@ pub(super) struct Lines<'p> {
     reader: BufReader<Hashed>,
     number: u64,
     line: Vec<u8>,
+    room: Room,
 }
 
 impl<'p> Lines<'p> {
+    /// [`Lines::within`] any memory.
+    pub(super) fn open(path: &'p Path) -> Result<Self> {
+        Self::within(path, Room::AMPLE)
+    }
+
     /// # Errors
     /// Refused: the file cannot be read or begins as no text does.
-    pub(super) fn open(path: &'p Path) -> Result<Self> {
+    pub(super) fn within(path: &'p Path, room: Room) -> Result<Self> {
         let fault = |e: &std::io::Error| Error::io(Kind::Refused, "read", path, e);
         let file = File::open(path).map_err(|e| fault(&e))?;
         let mut reader = BufReader::with_capacity(BUFFER_BYTES, Hashed { file, hash: blake3::Hasher::new() });
@@ -53,15 +60,16 @@ impl<'p> Lines<'p> {
         if start.starts_with(b"\xef\xbb\xbf") {
             reader.consume(3);
         }
-        Ok(Lines { path, reader, number: 0, line: Vec::new() })
+        Ok(Lines { path, reader, number: 0, line: Vec::new(), room })
     }
 
     /// The next line's number, from 1, and its bytes without line end.
     pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>> {
+        let most = LINE_BYTES.min(self.room.text_bytes_max());
         loop {
             self.line.clear();
             let n = (&mut self.reader)
-                .take(LINE_BYTES)
+                .take(most)
                 .read_until(b'\n', &mut self.line)
                 .map_err(|e| Error::io(Kind::Refused, "read", self.path, &e))?;
             if n == 0 {
@@ -70,6 +78,10 @@ impl<'p> Lines<'p> {
             self.number += 1;
             if self.line.last() == Some(&b'\n') {
                 self.line.pop();
+            } else if n as u64 == most && most < LINE_BYTES {
+                let place = super::Place { path: self.path, unit: "line", number: self.number };
+                let rest = self.skip_line()?;
+                self.room.check(&place, room::text_bytes(most + rest + 1))?;
             } else if n as u64 == LINE_BYTES {
                 let (name, number) = (self.path.display(), self.number);
                 return Err(Error::refused(format!("{name} line {number} is longer than {LINE_BYTES} bytes")));
@@ -79,6 +91,21 @@ impl<'p> Lines<'p> {
             }
             if !self.line.iter().all(u8::is_ascii_whitespace) {
                 return Ok(Some((self.number, &self.line)));
+            }
+        }
+    }
+
+    /// Passes over the rest of a line, whose length is the result.
+    fn skip_line(&mut self) -> Result<u64> {
+        let mut length = 0;
+        loop {
+            let bytes = self.reader.fill_buf().map_err(|e| Error::io(Kind::Refused, "read", self.path, &e))?;
+            let end = bytes.iter().position(|&byte| byte == b'\n');
+            let n = end.map_or(bytes.len(), |end| end + 1);
+            length += n as u64;
+            self.reader.consume(n);
+            if end.is_some() || n == 0 {
+                return Ok(length);
             }
         }
     }

@@ -17,9 +17,11 @@ mod parquet;
 mod portable;
 mod prompt;
 mod request;
+mod room;
 mod sampling;
 mod template;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +34,16 @@ use crate::tokenizer::Tokenizer;
 pub use kept::KeptReader;
 #[cfg(test)]
 pub(crate) use kept::TAKEN;
+pub use room::Room;
+
+/// What reading has to know of the model and of the budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// Rows of the embedding: token ids lie below.
+    pub vocab: usize,
+    /// Memory for reading.
+    pub room: Room,
+}
 
 /// One file of the input.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +66,8 @@ pub struct Ingested {
     pub kept: Vec<arrow::datatypes::Field>,
     /// A row each, in input order.
     pub facts: Vec<RowFacts>,
+    /// Most memory that the reading of one row may have taken.
+    pub row_bytes: u64,
     /// The files, in the order in which they were read.
     pub files: Vec<InputFile>,
     /// BLAKE3 over the bytes of all files in order; their names are not in it.
@@ -61,7 +75,7 @@ pub struct Ingested {
 }
 
 /// Reads the whole input into `state`: the spool and, where columns are kept, `kept.arrow`. `sampling` holds the job's values, which a
-/// row's own override; token ids lie below `vocab`. `watch` is told the number of rows so far, now and then.
+/// row's own override; what reading has to know of the model is in `model`. `watch` is told the number of rows so far, now and then.
 ///
 /// # Errors
 /// Usage: the template's syntax, or a column that no row has. Refused: a file that is missing, empty, of an unknown kind or
@@ -70,17 +84,25 @@ pub fn read(
     section: &InputSection,
     sampling: &Sampling,
     tokenizer: Option<&Tokenizer>,
-    vocab: usize,
+    model: &ModelFacts,
     state: &Path,
     watch: &mut dyn FnMut(u64),
 ) -> Result<Ingested> {
-    if let Some(id) = sampling.stop_token_ids.iter().find(|&&id| id as usize >= vocab) {
-        return Err(Error::usage(format!("sampling.stop_token_ids holds {id}, but the model's vocabulary has {vocab} ids")));
+    if let Some(id) = sampling.stop_token_ids.iter().find(|&&id| id as usize >= model.vocab) {
+        return Err(Error::usage(format!("sampling.stop_token_ids holds {id}, but the model's vocabulary has {} ids", model.vocab)));
     }
     let sources = files::resolve(&section.paths)?;
     let template = section.template.as_deref().map(template::Template::new).transpose()?;
     let survey = intake::survey(&sources, section, template.as_ref())?;
-    let forms = request::Forms { section, sampling, tokenizer, vocab, template: template.as_ref() };
+    let forms = request::Forms {
+        section,
+        sampling,
+        tokenizer,
+        vocab: model.vocab,
+        template: template.as_ref(),
+        room: model.room,
+        trouble: RefCell::default(),
+    };
     intake::Intake::start(survey, forms, state, watch)?.run(&sources)
 }
 

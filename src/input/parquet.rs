@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 /// Most rows of a batch.
 const BATCH_ROWS: u64 = 1024;
 /// Bytes of a batch, uncompressed and about.
-const BATCH_BYTES: u64 = 32 << 20;
+const BATCH_BYTES: u64 = 8 << 20;
 const MAGIC: &[u8; 4] = b"PAR1";
 
 type Builder = ParquetRecordBatchReaderBuilder<File>;

@@ -9,12 +9,16 @@
 //!
 //! The template goes first, so that a data set's own columns may have any name. A flat row's column `temperature` is data.
 
+use std::cell::RefCell;
+
 use serde_json::{Map, Value};
 
 use super::jsonl::kind;
 use super::prompt::{Prompt, fit, fit_ids};
+use super::room::{Room, text_bytes};
 use super::sampling::{self, ids, wrong};
-use super::template::Template;
+use super::template::{Failed, Template};
+use crate::error::Error;
 use crate::job::InputSection;
 use crate::request::{Fault, Request, Sampling};
 use crate::tokenizer::{Message, Role, Tokenizer};
@@ -34,6 +38,9 @@ pub(super) struct Forms<'j> {
     pub(super) tokenizer: Option<&'j Tokenizer>,
     pub(super) vocab: usize,
     pub(super) template: Option<&'j Template>,
+    pub(super) room: Room,
+    /// What a row has shown to be wrong with the job.
+    pub(super) trouble: RefCell<Option<Error>>,
 }
 
 /// Where a row has its prompt.
@@ -140,7 +147,11 @@ impl Forms<'_> {
 
     fn templated(&self, row: &Row) -> Outcome<Prompt> {
         let template = self.template.ok_or_else(|| Fault::new("no_prompt", "the job has no template"))?;
-        let text = template.render(row)?;
+        let text = template.render(row).map_err(|failed| self.blame(failed))?;
+        if let Err(error) = self.room.check(&"the message of input.template", text_bytes(text.len() as u64)) {
+            self.trouble.replace(Some(error));
+            return Err(Fault::new("template_failed", "too long"));
+        }
         let tokenizer = self.tokenizer("a template")?;
         let chat = |text: String| {
             let system = self.section.system.iter().map(|system| Message { role: Role::System, content: system.clone() });
@@ -155,8 +166,20 @@ impl Forms<'_> {
             if let Some(name) = longest {
                 shorter[name.as_str()] = Value::from(rest);
             }
-            template.render(&shorter).map(chat)
+            template.render(&shorter).map(chat).map_err(|failed| self.blame(failed))
         })
+    }
+
+    /// A template that no row can pass is a fault of the job.
+    fn blame(&self, failed: Failed) -> Fault {
+        match failed {
+            Failed::Row(fault) => fault,
+            Failed::Job(error) => {
+                let fault = Fault::new("template_failed", error.message.clone());
+                self.trouble.replace(Some(error));
+                fault
+            }
+        }
     }
 
     fn content(&self, map: &Row) -> Outcome<Prompt> {

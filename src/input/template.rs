@@ -14,8 +14,17 @@ use crate::error::{Error, Result};
 use crate::request::Fault;
 
 const NAME: &str = "input.template";
-/// Steps of one row, and about 64 bytes of text each: 1.3 GB.
-const FUEL: u64 = 20_000_000;
+/// Steps of one row, and about 64 bytes of text each: 130 MB.
+const FUEL: u64 = 2_000_000;
+
+/// Why a row has no message.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// Something in the row.
+    Row(Fault),
+    /// The template asks for what does not exist, whatever the row.
+    Job(Error),
+}
 
 /// A compiled template and the columns that it looks up.
 pub(super) struct Template {
@@ -60,7 +69,7 @@ impl Template {
     }
 
     /// The message of `row`.
-    pub(super) fn render(&self, row: &Map<String, Value>) -> std::result::Result<String, Fault> {
+    pub(super) fn render(&self, row: &Map<String, Value>) -> std::result::Result<String, Failed> {
         let mut values = BTreeMap::new();
         for name in &self.columns {
             let state = match row.get(name) {
@@ -71,15 +80,18 @@ impl Template {
                     continue;
                 }
             };
-            return Err(Fault::new("missing_column", format!("the template's column `{name}` {state} in this row")));
+            return Err(Failed::Row(Fault::new("missing_column", format!("the template's column `{name}` {state} in this row"))));
         }
         let template = self.environment.get_template(NAME).map_err(|e| failed(&e))?;
         template.render(minijinja::Value::from(Serde(&values))).map_err(|e| failed(&e))
     }
 }
 
-fn failed(error: &minijinja::Error) -> Fault {
-    Fault::new("template_failed", error.to_string())
+fn failed(error: &minijinja::Error) -> Failed {
+    match error.kind() {
+        ErrorKind::UnknownFilter | ErrorKind::UnknownTest | ErrorKind::UnknownFunction => Failed::Job(Error::usage(error.to_string())),
+        _ => Failed::Row(Fault::new("template_failed", error.to_string())),
+    }
 }
 
 #[cfg(test)]
@@ -91,7 +103,10 @@ mod tests {
     }
 
     fn render(template: &str, json: &str) -> std::result::Result<String, String> {
-        Template::new(template).expect("a template").render(&row(json)).map_err(|fault| fault.code)
+        Template::new(template).expect("a template").render(&row(json)).map_err(|failed| match failed {
+            Failed::Row(fault) => fault.code,
+            Failed::Job(error) => format!("{:?}", error.kind),
+        })
     }
 
     #[test]
@@ -104,6 +119,7 @@ mod tests {
 
     #[test]
     fn nothing_renders_as_nothing() {
+        assert_eq!(render("{{ a|uper }}", r#"{"a":1}"#), Err("Usage".into()));
         assert_eq!(render("{{ a }}{{ b }}", r#"{"a":1}"#), Err("missing_column".into()));
         assert_eq!(render("{{ a }}", r#"{"a":null}"#), Err("missing_column".into()));
         assert_eq!(render("{{ a.b }}", r#"{"a":{"c":1}}"#), Err("template_failed".into()));

@@ -11,7 +11,7 @@ use super::lanes::{LANES, Lanes};
 use super::view::{Target, View, ViewMut};
 use super::{Kernels, Operation, parallel};
 
-/// Inputs of [`Kernels::delta_rule`]. A row of q, k, v and decay is a token, head h at h * d; a row of beta is [heads].
+/// Inputs of [`Kernels::delta_rule`]. A row of q, k, v and decay is a token, head h at h * d; a row of beta is `[heads]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Delta<'a> {
     /// What is asked of the state.

@@ -1,7 +1,7 @@
 //! What is the arithmetic, and why does it not depend on who computes it?
 //!
 //! Answers must be bit-identical whatever the batch, threads, point of interruption or machine, so every output
-//! element has ONE order of summation. A product with a matrix sums chains of 256 columns (`matmul`); a score of attention
+//! element has ONE order of summation. A product with a matrix sums chains of 128 columns (`matmul`); a score of attention
 //! uses sixteen lanes joined by a fixed tree (`dots`). Sixteen lanes are one AVX-512 register, two AVX2 registers, or
 //! sixteen scalars, so the three paths differ in speed alone (a core's peak here is 240 GFLOP/s: see benches/matmul.rs).
 //!

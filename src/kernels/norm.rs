@@ -161,7 +161,7 @@ impl Kernels {
     /// `dot(x_s, weight) * (1 / sqrt(mean of x_s^2 + eps))`. out [rows, width].
     ///
     /// # Panics
-    /// When out is not whole rows, x is shorter, or weight is not [width].
+    /// When out is not whole rows, x is shorter, or weight is not `[width]`.
     pub fn residual_mix(&self, sources: usize, x: View, width: usize, weight: &[f32], eps: f32, out: &mut [f32]) {
         assert!(width > 0 && weight.len() == width && out.len().is_multiple_of(width), "residual_mix: out is not [rows, width]");
         let operations = out.len() * sources * 12;

@@ -162,7 +162,7 @@ impl Kernels {
         self.map_two(AddScaled(scale), 1, y, x);
     }
 
-    /// z [T, heads * width] becomes `exp(lower * sigmoid(head_scale[h] * (z + bias)))`; bias [heads * width], head_scale [heads].
+    /// z [T, heads * width] becomes `exp(lower * sigmoid(head_scale[h] * (z + bias)))`; bias `[heads * width]`, head_scale `[heads]`.
     ///
     /// # Panics
     /// When z is not whole rows of the bias's length.

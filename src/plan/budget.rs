@@ -81,6 +81,8 @@ pub struct Limits {
     pub resident_bytes: Option<u64>,
     /// Blocks that are computed side by side.
     pub blocks_in_flight: u64,
+    /// Most that the reading of one row took.
+    pub reading_bytes: u64,
     /// Answers under construction.
     pub output_bytes: u64,
 }
@@ -115,6 +117,10 @@ pub struct Allotment {
 
 /// The process itself: code, stacks, the allocator's slack, Parquet's dictionaries.
 const PROCESS_BYTES: u64 = 48 << 20;
+/// Of these, what the reading of a row may take.
+const PROCESS_READING_BYTES: u64 = 26 << 20;
+/// Of what the reading of a row took, the part that its answer may take again: its id, its message, its kept columns.
+const ANSWERED_PART: u64 = 3;
 /// What a job may hold for each of its rows: facts, order, the journal's offset.
 const ROW_BYTES: u64 = 32;
 /// The widest wave by default: beyond it a sweep's overhead is spread thin enough.
@@ -159,6 +165,11 @@ impl Needs {
             state_all: running().map(|r| m.state.of(r.positions_max())).fold(0, u64::saturating_add),
         }
     }
+}
+
+/// What a budget leaves for the reading of a row: all that is not in use by then.
+pub fn reading_room(budget_bytes: u64, m: &ModelFacts) -> u64 {
+    PROCESS_READING_BYTES + budget_bytes.saturating_sub(PROCESS_BYTES + m.index_bytes + m.tokenizer_bytes)
 }
 
 /// Shares memory out, or says what the least would be.
@@ -232,7 +243,10 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     ledger.reserve("index", m.index_bytes, "where every tensor lies");
     ledger.reserve("tokenizer", m.tokenizer_bytes, "text to ids and back");
     ledger.reserve("rows", needs.rows * ROW_BYTES, format!("{ROW_BYTES} bytes for each of {} rows", needs.rows));
-    ledger.reserve("output", limits.output_bytes, "answers of a row group under construction");
+    let reading = limits.reading_bytes.saturating_sub(PROCESS_READING_BYTES);
+    let output = limits.output_bytes.saturating_add(reading / ANSWERED_PART);
+    let read = ledger.total().saturating_add(reading);
+    ledger.reserve("output", output, "answers of a row group under construction");
     ledger.reserve("panels in flight", 2 * panel, format!("trunk streams in panels of at most {}", show_bytes(panel)));
     ledger.reserve("blocks in flight", limits.blocks_in_flight * block, format!("experts of {} stream", show_bytes(block)));
     ledger.reserve("sequence state", state_bytes, format!("up to {wave} sequences in flight, each up to {} tokens", needs.longest));
@@ -244,6 +258,8 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     ledger.reserve("resident trunk", trunk, format!("{} of {} panels need no reading", kept.0, m.panels.len()));
     let total_blocks: u64 = m.blocks.iter().map(|b| b.0).sum();
     ledger.reserve("resident experts", m.block_bytes(kept.1), format!("{} of {total_blocks} experts need no reading", kept.1));
+    let more = read.saturating_sub(ledger.total());
+    ledger.reserve("long rows", more, "reading the longest row, before other memory is taken");
     Allotment { ledger, wave: wave as usize, prefill_rows: prefill_rows as usize, state_bytes, kept_panels: kept.0, kept_blocks: kept.1 }
 }
 
@@ -270,7 +286,15 @@ mod tests {
     }
 
     fn limits(budget_bytes: u64) -> Limits {
-        Limits { budget_bytes, wave: None, prefill_rows: None, resident_bytes: None, blocks_in_flight: 4, output_bytes: 1 << 20 }
+        Limits {
+            budget_bytes,
+            wave: None,
+            prefill_rows: None,
+            resident_bytes: None,
+            blocks_in_flight: 4,
+            reading_bytes: 0,
+            output_bytes: 1 << 20,
+        }
     }
 
     fn row(prompt_tokens: u32, max_tokens: u32, drawn: bool) -> RowFacts {
@@ -311,10 +335,13 @@ mod tests {
             ("logits", 16_384 * 3),
             ("resident trunk", 5 << 20),
             ("resident experts", 0),
+            ("long rows", 0),
         ];
         assert_eq!(a.ledger.lines.iter().map(|l| (l.name, l.bytes)).collect::<Vec<_>>(), expected);
         let all = allot(&rows, &m, &limits(8 << 30)).expect("fits");
-        assert_eq!(all.ledger.lines.last().map(|l| l.bytes), Some(64 * 8 * 100_000));
+        assert_eq!(all.ledger.lines.iter().find(|l| l.name == "resident experts").map(|l| l.bytes), Some(64 * 8 * 100_000));
+        let long = allot(&rows, &m, &Limits { reading_bytes: 900 << 20, ..limits(8 << 30) }).expect("fits").ledger;
+        assert!(long.total() > 900 << 20);
     }
 
     #[test]

@@ -114,8 +114,15 @@ fn the_fingerprint_follows_the_bytes_and_their_order_not_the_names() {
         let mut bench = Bench::new();
         files.iter().for_each(|(name, bytes)| bench.add(name, bytes));
         let mut told = 0;
-        let ingested =
-            read(&bench.section, &bench.sampling, bench.tokenizer, VOCAB, &bench.state(), &mut |rows| told = rows).expect("an input");
+        let ingested = read(
+            &bench.section,
+            &bench.sampling,
+            bench.tokenizer,
+            &ModelFacts { vocab: VOCAB, room: Room::AMPLE },
+            &bench.state(),
+            &mut |rows| told = rows,
+        )
+        .expect("an input");
         assert_eq!(told, 2, "the watch knows the number of rows");
         let own = *blake3::hash(files[0].1.as_bytes()).as_bytes();
         assert_eq!((ingested.files[0].blake3, ingested.files[0].rows), (own, 1));

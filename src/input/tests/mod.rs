@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-use super::{Ingested, read};
+use super::{Ingested, ModelFacts, Room, read};
 use crate::error::{Error, Kind};
 use crate::job::{InputSection, OnBadLine};
 use crate::request::{Request, Sampling};
@@ -81,7 +81,7 @@ impl Bench {
     }
 
     fn read(&self) -> Result<Ingested, Error> {
-        read(&self.section, &self.sampling, self.tokenizer, VOCAB, &self.state(), &mut |_| {})
+        read(&self.section, &self.sampling, self.tokenizer, &ModelFacts { vocab: VOCAB, room: Room::AMPLE }, &self.state(), &mut |_| {})
     }
 
     fn requests(&self) -> Vec<Request> {
