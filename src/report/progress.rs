@@ -92,7 +92,7 @@ impl Progress {
         let face = match screen {
             Screen::Lines(out) => Face::Lines(out),
             Screen::Bar(target) => {
-                let style = ProgressStyle::with_template("{bar:24} {msg}").expect("a template of known keys");
+                let style = ProgressStyle::with_template("{bar:12} {wide_msg}").expect("a template of known keys");
                 Face::Bar(ProgressBar::with_draw_target(Some(tokens_total), target).with_style(style))
             }
         };
@@ -128,12 +128,13 @@ impl Progress {
         let rate = per_second(counts.tokens_done, elapsed).map_or_else(|| "-".into(), |rate| show_count(rate.round() as u64));
         let reuse = match counts.blocks_loaded {
             0 => "-".into(),
+            loaded if counts.block_rows_served / loaded >= 100 => show_count(counts.block_rows_served / loaded),
             loaded => format!("{:.1}", counts.block_rows_served as f64 / loaded as f64),
         };
         let errored = if counts.rows_errored == 0 { String::new() } else { format!(" ({} errored)", show_count(counts.rows_errored)) };
         let left = self.eta(elapsed, counts).map_or_else(|| "end not known yet".into(), |left| format!("{} left", show_duration(left)));
         format!(
-            "{}/{} rows{errored}, {rate} tokens/s, {} read, {reuse} rows a block, {left}",
+            "{}/{} rows{errored}, {left}, {rate} tokens/s, {} read, {reuse} rows per expert read",
             show_count(counts.rows_done),
             show_count(self.rows_total),
             show_bytes(counts.bytes_read),
@@ -302,7 +303,7 @@ mod tests {
         progress.finish(Duration::from_secs(100), &HALF);
         let lines = log.lines();
         assert_eq!(lines.len(), 3, "{lines:?}");
-        assert_eq!(lines[1], "9/10 rows (1 errored), 67 tokens/s, 12.3 GB read, 37.2 rows a block, 60 s left");
+        assert_eq!(lines[1], "9/10 rows (1 errored), 60 s left, 67 tokens/s, 12.3 GB read, 37.2 rows per expert read");
     }
 
     #[test]
@@ -351,7 +352,7 @@ mod tests {
         let mut progress = Progress::start(Screen::Bar(ProgressDrawTarget::term_like(Box::new(terminal.clone()))), 10, 10_000, &job);
         progress.update(Duration::from_secs(60), &HALF);
         let shown = terminal.lines();
-        assert!(shown.iter().any(|line| line.contains("9/10 rows (1 errored), 67 tokens/s")), "{shown:?}");
+        assert!(shown.iter().any(|line| line.contains("9/10 rows (1 errored), 59 s left, 66 tokens/s")), "{shown:?}");
         progress.finish(Duration::from_secs(61), &HALF);
         assert!(terminal.lines().last().is_some_and(|line| line.ends_with("<clear>")), "nothing is left of it");
     }
