@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use nightshift::cli::{Cli, Command, JobArgs};
 use nightshift::commands::{self, Said};
@@ -18,6 +19,10 @@ const JOB_FILE_BYTES_MAX: u64 = 1 << 20;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        Err(help) if help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = help.print();
+            return ExitCode::from(Kind::Usage.exit_code());
+        }
         Err(error) if error.use_stderr() => return complain(&error.render().to_string(), Kind::Usage.exit_code()),
         Err(help) => {
             let _ = help.print();
@@ -67,6 +72,9 @@ fn job_text(file: &Path) -> Result<String> {
     std::fs::File::open(file).map_err(fault)?.take(JOB_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fault)?;
     if bytes.len() as u64 > JOB_FILE_BYTES_MAX {
         return Err(Error::usage(format!("{} is no job file: it has over 1 MiB; rows go by --input", file.display())));
+    }
+    if bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(Error::usage(format!("{} is no job file: it begins with `{{`, as JSON does; rows go by --input", file.display())));
     }
     String::from_utf8(bytes).map_err(|_| Error::usage(format!("{} is no job file: it is not UTF-8 text", file.display())))
 }

@@ -146,9 +146,12 @@ pub fn open(folder: &Path) -> Result<Box<dyn Model>> {
 /// As for [`open`].
 pub fn open_in_panels(folder: &Path, panel_bytes: usize) -> Result<Box<dyn Model>> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(Kind::Refused, "read", &path, &e))?;
-    let config: serde_json::Value =
-        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| Error::refused(format!("{}: {e}", path.display())))?;
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        let cannot = Error::io(Kind::Refused, "read", &path, &e);
+        Error::refused(format!("{cannot}; model.path must be a checkpoint's folder, with config.json and its .safetensors files"))
+    })?;
+    let config: serde_json::Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
+        .map_err(|e| Error::refused(format!("{} is not JSON: {e}", path.display())))?;
     let refuse = |faults: Vec<String>| Error::refused(format!("{}: {}", path.display(), faults.join("; ")));
     match config.get("model_type").and_then(|v| v.as_str()) {
         Some(kimi_k3::MODEL_TYPE) => Ok(Box::new(kimi_k3::KimiK3::from_config(&config, panel_bytes).map_err(refuse)?)),
