@@ -18,7 +18,7 @@ Examples:
 
 Exit codes:
   0 all rows succeeded; 1 some rows errored; 2 usage or job file; 3 input, model or budget refused before work;
-  4 the output folder belongs to another job; 5 storage failed during work";
+  4 the output folder is not empty; 5 storage failed during work";
 
 /// Overnight batch jobs over mixture-of-experts models far larger than memory, on one CPU machine.
 #[derive(Debug, Parser)]
@@ -34,7 +34,7 @@ pub struct Cli {
 pub enum Command {
     /// Answer all rows of a job and write them as Parquet.
     Run(JobArgs),
-    /// Show what would run: rows, tokens, memory, waves, bytes; runs nothing.
+    /// Show what would run: rows, tokens, sweeps, bytes, the memory ledger; runs nothing.
     Plan(PlanArgs),
 }
 
@@ -57,10 +57,10 @@ pub struct JobArgs {
     #[arg(long, value_name = "FOLDER")]
     pub output: Option<String>,
     /// Most memory to use, as in 8GiB (engine.memory).
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<String>,
     /// Threads of arithmetic (engine.threads).
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<u32>,
     /// auto, scalar, avx2 or avx512 (engine.kernel).
     #[arg(long, value_name = "NAME")]

@@ -1,10 +1,11 @@
 //! The nightshift command: reads the job file, hands the job on, prints what went wrong.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use nightshift::cli::{Cli, Command, JobArgs};
 use nightshift::commands::{self, Said};
@@ -18,6 +19,10 @@ const JOB_FILE_BYTES_MAX: u64 = 1 << 20;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        Err(help) if help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = help.print();
+            return ExitCode::from(Kind::Usage.exit_code());
+        }
         Err(error) if error.use_stderr() => return complain(&error.render().to_string(), Kind::Usage.exit_code()),
         Err(help) => {
             let _ = help.print();
@@ -41,7 +46,7 @@ fn execute(command: &Command) -> Result<u8> {
 fn say(said: Said) -> Result<u8> {
     let mut out = std::io::stdout();
     match out.write_all(said.text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Error::storage(format!("cannot write to standard output: {error}; what was asked for is done")))
         }
         _ => Ok(said.code),
@@ -72,6 +77,9 @@ fn job_text(file: &Path) -> Result<String> {
     std::fs::File::open(file).map_err(fault)?.take(JOB_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(fault)?;
     if bytes.len() as u64 > JOB_FILE_BYTES_MAX {
         return Err(Error::usage(format!("{} is no job file: it has over 1 MiB; rows go by --input", file.display())));
+    }
+    if bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(Error::usage(format!("{} is no job file: it begins with `{{`, as JSON does; rows go by --input", file.display())));
     }
     String::from_utf8(bytes).map_err(|_| Error::usage(format!("{} is no job file: it is not UTF-8 text", file.display())))
 }

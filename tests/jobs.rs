@@ -108,9 +108,15 @@ fn a_slip_in_the_job_file_is_named_with_its_line_and_the_nearest_key() {
     }
     assert!(!house.path("jobs/out").exists());
     house.write("jobs/job.toml", format!("\u{feff}{}[sampling]\r\nmax_tokens = 1\r\n", base.replace('\n', "\r\n")));
+    for (set, said) in
+        [("input.template=", "not empty"), ("input.template={{ text", "input.template line 1"), ("engine=8GiB", "engine.memory")]
+    {
+        house.command(&["run".as_ref(), "jobs/job.toml".as_ref(), "--set".as_ref(), set.as_ref()]).says(2, &[said]);
+    }
     house.command(&["run".as_ref(), "jobs/job.toml".as_ref()]).says(0, &[]);
     assert!(house.path("jobs/out/data/_SUCCESS").exists(), "paths start from the job file's folder");
     house.command(&["run".as_ref(), "jobs".as_ref()]).says(2, &["jobs"]);
+    house.command(&["run".as_ref(), "jobs/in.jsonl".as_ref()]).says(2, &["jobs/in.jsonl", "--input"]);
     house.command(&["run".as_ref(), "jobs/none.toml".as_ref()]).says(2, &["none.toml"]);
     house.command(&["run".as_ref()]).says(2, &["model.path", "--model"]);
 }

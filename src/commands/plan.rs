@@ -8,6 +8,7 @@ use super::Said;
 use super::prepare::{Prepared, prepare};
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::machine;
 use crate::memory::Ledger;
 use crate::plan::{Forecast, forecast};
 use crate::units::{show_bytes, show_count};
@@ -45,17 +46,20 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
     let text = if json {
         serde_json::to_string_pretty(&plan).map_err(|e| Error::storage(format!("cannot encode the plan: {e}")))? + "\n"
     } else {
-        words(&plan, &prepared)
+        words(&plan, &prepared)?
     };
     Ok(Said { text, code: 0 })
 }
 
-fn words(plan: &Plan<'_>, prepared: &Prepared) -> String {
+fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
     let f = &plan.forecast;
     let mut text = String::new();
     let mut line = |name: &str, value: String| writeln!(text, "{name:<18}{value}").expect("a string takes text");
     let faulty = if f.rows_faulty > 0 { format!(", {} of them errored", show_count(f.rows_faulty)) } else { String::new() };
     line("rows", show_count(f.rows) + &faulty);
+    if let Some(fault) = first_fault(prepared)? {
+        line("  first of them", fault);
+    }
     line("tokens", format!("{} of prompts, at most {} generated", show_count(f.prompt_tokens), show_count(f.completion_tokens_max)));
     line("sequences", format!("{} at most in flight", show_count(plan.wave as u64)));
     line("sweeps", format!("{} at most, of up to {} prompt rows", show_count(f.sweeps), show_count(plan.prefill_rows as u64)));
@@ -64,9 +68,21 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> String {
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
     line("kernel", prepared.kernels.path().name().into());
-    line("memory", format!("{} of {}", show_bytes(plan.ledger_total), show_bytes(plan.memory_budget)));
+    let left = machine::available_bytes();
+    let over =
+        if left > 0 && plan.ledger_total > left { format!("; the machine has only {} left", show_bytes(left)) } else { String::new() };
+    line("memory", format!("{} of {}{over}", show_bytes(plan.ledger_total), show_bytes(plan.memory_budget)));
     for entry in plan.ledger.lines.iter().filter(|l| l.bytes > 0) {
         line(&format!("  {}", entry.name), format!("{:>8}  {}", show_bytes(entry.bytes), entry.buys));
     }
-    text
+    Ok(text)
+}
+
+/// The first row that cannot run, and why; a terminal gets no control characters of the input.
+fn first_fault(prepared: &Prepared) -> Result<Option<String>> {
+    let Some(index) = prepared.schedule.rows().iter().position(|row| row.faulty) else { return Ok(None) };
+    let request = prepared.input.spool.get(index as u64)?;
+    let id: String = request.id.chars().take(60).collect();
+    let words = request.fault.map(|fault| format!("`{id}`: {}: {}", fault.code, fault.message));
+    Ok(words.map(|words| words.replace(char::is_control, "\u{fffd}")))
 }

@@ -35,7 +35,10 @@ pub struct Prepared {
 pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let kernels = kernels(job.engine.kernel)?;
     let path = job.model.join("config.json");
-    let config = std::fs::read(&path).map_err(|e| Error::io(Kind::Refused, "read", &path, &e))?;
+    let config = std::fs::read(&path).map_err(|e| {
+        let cannot = Error::io(Kind::Refused, "read", &path, &e);
+        Error::refused(format!("{cannot}; model.path must be a checkpoint's folder, with config.json and its .safetensors files"))
+    })?;
     let model = model::of_config(&config, &path, PANEL_BYTES)?;
     let manifest = model.manifest();
     let tokenizer = Tokenizer::open(&job.model, manifest.vocab)?;

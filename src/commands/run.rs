@@ -18,7 +18,7 @@ use crate::input::KeptReader;
 use crate::job::Job;
 use crate::output::{Answers, JobFolder, Kept, OutputSpec, Wording};
 use crate::report::{Progress, Screen, closing_words};
-use crate::request::{Request, RowFacts};
+use crate::request::Request;
 use crate::sample::{self, Vocabulary, Words};
 use crate::scratch::Scratch;
 use crate::tokenizer::Tokenizer;
@@ -47,7 +47,7 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     };
     let mut answers = Answers::create(&folder, spec)?;
     let rows = prepared.schedule.rows();
-    let tokens = rows.iter().filter(|r| !r.is_idle()).map(RowFacts::positions_max).sum();
+    let tokens = rows.iter().filter(|r| !r.is_idle()).map(|r| u64::from(r.prompt_tokens) + u64::from(r.max_tokens)).sum();
     let clock = Clock { started, progress: Mutex::new(Progress::start(screen, rows.len() as u64, tokens, &folder)) };
     let engine = Engine {
         model: &*prepared.model,

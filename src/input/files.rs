@@ -72,7 +72,10 @@ fn source(path: PathBuf) -> Result<Source> {
     let facts = path.metadata().map_err(|e| Error::io(Kind::Refused, "read", &path, &e))?;
     let name = path.display();
     if facts.is_dir() {
-        return Err(Error::refused(format!("the input {name} is a folder: name its files, {name}/*.jsonl for instance")));
+        return Err(Error::refused(format!(
+            "the input {name} is a folder: name its files, {} for instance",
+            path.join("*.jsonl").display()
+        )));
     }
     let extension = path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase);
     let format = match extension.as_deref() {

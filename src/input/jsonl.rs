@@ -133,6 +133,10 @@ pub(super) fn object(line: &[u8]) -> std::result::Result<Map<String, Value>, Str
         Ok(value) => value,
         Err(first) => match mend_surrogates(text) {
             Cow::Owned(mended) => serde_json::from_str(&mended).map_err(|e| reason(&e))?,
+            // the first line of a file that is one JSON document, its rows in a list
+            Cow::Borrowed(_) if text.trim_ascii() == "[" => {
+                return Err("a list begins here; write each of its objects on a line of its own".into());
+            }
             Cow::Borrowed(_) => return Err(reason(&first)),
         },
     };
@@ -208,6 +212,7 @@ mod tests {
     fn a_line_that_is_no_object_says_what_it_is() {
         assert_eq!(object(b"[1,2]"), Err("it is a list".into()));
         assert_eq!(object(b"null"), Err("it is null".into()));
+        assert!(object(b" [\r").expect_err("a list over lines").starts_with("a list begins here"));
         assert!(object(b"{\"a\":\"\xff\"}").expect_err("not UTF-8").contains("byte 7"));
         let deep = "[".repeat(100_000);
         assert!(object(format!("{{\"a\":{deep}").as_bytes()).expect_err("too deep").contains("recursion"));

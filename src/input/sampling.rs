@@ -162,7 +162,10 @@ pub(super) fn ids(key: &str, value: &Value, vocab: usize) -> Outcome<Vec<u32>> {
     let items = value.as_array().ok_or_else(|| wrong(key, "a list of token ids", value))?;
     let id = |(at, item): (usize, &Value)| match whole(item).and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < vocab) {
         Some(id) => Ok(id),
-        None => Err(wrong(key, &format!("token ids from 0 to {}; item {at} is", vocab.saturating_sub(1)), item)),
+        None => {
+            let most = vocab.saturating_sub(1);
+            Err(Fault::new(format!("bad_{key}"), format!("item {at} of `{key}` must be a token id from 0 to {most}, not {}", echo(item))))
+        }
     };
     items.iter().enumerate().map(id).collect()
 }

@@ -48,14 +48,29 @@ impl Template {
             }
             escape_formatter(out, state, value)
         });
-        environment.add_template_owned(NAME, text.to_string()).map_err(|e| Error::usage(e.to_string()))?;
+        environment.add_template_owned(NAME, text.to_string()).map_err(|e| Error::usage(said(&e)))?;
         let mut names = environment.get_template(NAME).map_err(|e| Error::usage(e.to_string()))?.undeclared_variables(false);
         for (global, _) in environment.globals() {
             names.remove(global);
         }
         let mut columns: Vec<String> = names.into_iter().collect();
         columns.sort();
-        Ok(Template { environment, columns })
+        let template = Template { environment, columns };
+        template.refuse_unknown_names()?;
+        Ok(template)
+    }
+
+    /// Filters and tests are looked up only when a row comes by them: a misspelt one would make an error of every row, so a row of
+    /// made-up text looks for them first. What else it runs into is no fault of the template.
+    fn refuse_unknown_names(&self) -> Result<()> {
+        let row: BTreeMap<&str, &str> = self.columns.iter().map(|name| (name.as_str(), "text")).collect();
+        let tried = self.environment.get_template(NAME).and_then(|template| template.render(minijinja::Value::from(Serde(&row))));
+        match tried {
+            Err(e) if matches!(e.kind(), ErrorKind::UnknownFilter | ErrorKind::UnknownTest | ErrorKind::UnknownFunction) => {
+                Err(Error::usage(said(&e)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The columns that a row must have, sorted.
@@ -85,6 +100,12 @@ impl Template {
         let template = self.environment.get_template(NAME).map_err(|e| failed(&e))?;
         template.render(minijinja::Value::from(Serde(&values))).map_err(|e| failed(&e))
     }
+}
+
+/// The message of a template that nobody can use: place and problem.
+fn said(error: &minijinja::Error) -> String {
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
+    format!("{NAME} line {}: {what}", error.line().unwrap_or(1))
 }
 
 fn failed(error: &minijinja::Error) -> Failed {
@@ -119,7 +140,7 @@ mod tests {
 
     #[test]
     fn nothing_renders_as_nothing() {
-        assert_eq!(render("{{ a|uper }}", r#"{"a":1}"#), Err("Usage".into()));
+        assert_eq!(render("{% if a == 7 %}{{ a|uper }}{% endif %}", r#"{"a":7}"#), Err("Usage".into()));
         assert_eq!(render("{{ a }}{{ b }}", r#"{"a":1}"#), Err("missing_column".into()));
         assert_eq!(render("{{ a }}", r#"{"a":null}"#), Err("missing_column".into()));
         assert_eq!(render("{{ a.b }}", r#"{"a":{"c":1}}"#), Err("template_failed".into()));
@@ -133,6 +154,15 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_filter_is_the_jobs_fault() {
+        for template in ["a\n{{ text | uper }}", "a\n{% if text is evn %}x{% endif %}"] {
+            let error = Template::new(template).err().expect("refused");
+            assert!(error.message.starts_with("input.template line 2: ") && error.message.contains("is unknown"), "{error}");
+        }
+        assert!(Template::new("{{ 1 + text }}{{ text | upper }}").is_ok(), "made-up text proves nothing else");
+    }
+
+    #[test]
     fn only_what_the_template_does_not_define_is_a_column() {
         let template =
             Template::new("{% for m in list %}{{ loop.index }}{{ m }}{{ other }}{% endfor %}{% set x = 1 %}{{ x }}{{ range(3) }}");
@@ -140,6 +170,6 @@ mod tests {
         assert!(Template::new("{% include '/etc/passwd' %}").is_err(), "a template reads no file");
         let error = Template::new("a\n{{ text").err().expect("refused");
         assert_eq!(error.kind, crate::error::Kind::Usage);
-        assert!(error.message.contains("input.template:2"), "{error}");
+        assert!(error.message.starts_with("input.template line 2: "), "{error}");
     }
 }

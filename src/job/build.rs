@@ -34,12 +34,11 @@ pub(super) fn job(settings: &Settings) -> Result<Job> {
 }
 
 fn input(settings: &Settings) -> Result<InputSection> {
-    let text = |key| settings.get(key).map(Setting::text).transpose();
     Ok(InputSection {
         paths: required(settings, "input.path", "\"docs/*.jsonl\"", "--input")?.paths()?,
         id: settings.get("input.id").map(Setting::filled_text).transpose()?,
-        template: text("input.template")?,
-        system: text("input.system")?,
+        template: settings.get("input.template").map(Setting::filled_text).transpose()?,
+        system: settings.get("input.system").map(Setting::text).transpose()?,
         thinking: flag(settings, "input.thinking")?,
         on_bad_line: match settings.get("input.on_bad_line") {
             None => OnBadLine::Refuse,

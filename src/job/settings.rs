@@ -191,6 +191,9 @@ impl Settings {
             return Err(Error::usage(format!("{place}: `{key}` is not built in this version; leave it out")));
         }
         let Some(key) = KEYS.into_iter().find(|known| *known == key) else {
+            if let Some(example) = KEYS.into_iter().find(|known| known.split_once('.').is_some_and(|(section, _)| section == key)) {
+                return Err(Error::usage(format!("{place}: `{key}` is a section: name one of its keys, as in {example}=VALUE")));
+            }
             return Err(Error::usage(format!("{place}: unknown key `{key}`; did you mean `{}`?", nearest_key(key))));
         };
         self.by_key.insert(key, Setting { key, value, place, base: base.to_path_buf() });
@@ -282,6 +285,7 @@ mod tests {
             assert_eq!(got, message);
         }
         assert_eq!(fault("", &["engine.memroy=1"]), "--set engine.memroy=1: unknown key `engine.memroy`; did you mean `engine.memory`?");
+        assert_eq!(fault("", &["engine=1"]), "--set engine=1: `engine` is a section: name one of its keys, as in engine.memory=VALUE");
         assert!(fault("", &[&format!("engine.{}=1", "x".repeat(1 << 20))]).contains("did you mean"));
     }
 

@@ -140,7 +140,8 @@ pub trait Model: Send + Sync {
 pub fn of_config(config: &[u8], path: &Path, panel_bytes: usize) -> Result<Box<dyn Model>> {
     let refuse = |faults: Vec<String>| Error::refused(format!("{}: {}", path.display(), faults.join("; ")));
     let text = config.strip_prefix(b"\xef\xbb\xbf").unwrap_or(config);
-    let config: serde_json::Value = serde_json::from_slice(text).map_err(|e| refuse(vec![e.to_string()]))?;
+    let config: serde_json::Value =
+        serde_json::from_slice(text).map_err(|e| Error::refused(format!("{} is not JSON: {e}", path.display())))?;
     match config.get("model_type").and_then(|v| v.as_str()) {
         Some(kimi_k3::MODEL_TYPE) => Ok(Box::new(kimi_k3::KimiK3::from_config(&config, panel_bytes).map_err(refuse)?)),
         Some(other) => Err(refuse(vec![format!("model_type `{other}` is not supported; supported: {}", kimi_k3::MODEL_TYPE)])),

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::memory::Ledger;
 use crate::request::RowFacts;
-use crate::units::show_bytes;
+use crate::units::{show_bytes, show_count};
 
 /// Numbers of a model, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -242,22 +242,31 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     ledger.reserve("process", PROCESS_BYTES, "code, stacks, the allocator's slack");
     ledger.reserve("index", m.index_bytes, "where every tensor lies");
     ledger.reserve("tokenizer", m.tokenizer_bytes, "text to ids and back");
-    ledger.reserve("rows", needs.rows * ROW_BYTES, format!("{ROW_BYTES} bytes for each of {} rows", needs.rows));
+    ledger.reserve("rows", needs.rows * ROW_BYTES, format!("{ROW_BYTES} bytes for each of {} rows", show_count(needs.rows)));
     let reading = limits.reading_bytes.saturating_sub(PROCESS_READING_BYTES);
     let output = limits.output_bytes.saturating_add(reading / ANSWERED_PART);
     let read = ledger.total().saturating_add(reading);
     ledger.reserve("output", output, "answers of a row group under construction");
     ledger.reserve("panels in flight", 2 * panel, format!("trunk streams in panels of at most {}", show_bytes(panel)));
     ledger.reserve("blocks in flight", limits.blocks_in_flight * block, format!("experts of {} stream", show_bytes(block)));
-    ledger.reserve("sequence state", state_bytes, format!("up to {wave} sequences in flight, each up to {} tokens", needs.longest));
+    let (sequences, tokens) = (show_count(wave), show_count(needs.longest));
+    ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in flight, each up to {tokens} tokens"));
     let chosen = m.blocks.iter().map(|b| b.1).max().unwrap_or(0);
     let activations = rows * a_row + expert_rows(rows, chosen) * m.expert_row_bytes;
-    ledger.reserve("activations", activations + activations * SLACK_PERCENT / 100, format!("{rows} rows in a sweep"));
+    ledger.reserve("activations", activations + activations * SLACK_PERCENT / 100, format!("{} rows in a sweep", show_count(rows)));
     ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
     let trunk: u64 = m.panels[..kept.0 as usize].iter().sum();
-    ledger.reserve("resident trunk", trunk, format!("{} of {} panels need no reading", kept.0, m.panels.len()));
+    ledger.reserve(
+        "resident trunk",
+        trunk,
+        format!("{} of {} panels need no reading", show_count(kept.0), show_count(m.panels.len() as u64)),
+    );
     let total_blocks: u64 = m.blocks.iter().map(|b| b.0).sum();
-    ledger.reserve("resident experts", m.block_bytes(kept.1), format!("{} of {total_blocks} experts need no reading", kept.1));
+    ledger.reserve(
+        "resident experts",
+        m.block_bytes(kept.1),
+        format!("{} of {} experts need no reading", show_count(kept.1), show_count(total_blocks)),
+    );
     let more = read.saturating_sub(ledger.total());
     ledger.reserve("long rows", more, "reading the longest row, before other memory is taken");
     Allotment { ledger, wave: wave as usize, prefill_rows: prefill_rows as usize, state_bytes, kept_panels: kept.0, kept_blocks: kept.1 }

@@ -92,7 +92,7 @@ impl Progress {
         let face = match screen {
             Screen::Lines(out) => Face::Lines(out),
             Screen::Bar(target) => {
-                let style = ProgressStyle::with_template("{bar:24} {msg}").expect("a template of known keys");
+                let style = ProgressStyle::with_template("{bar:12} {wide_msg}").expect("a template of known keys");
                 Face::Bar(ProgressBar::with_draw_target(Some(tokens_total), target).with_style(style))
             }
         };
@@ -136,12 +136,13 @@ impl Progress {
         let rate = per_second(counts.tokens_done, elapsed).map_or_else(|| "-".into(), |rate| show_count(rate.round() as u64));
         let reuse = match counts.blocks_loaded {
             0 => "-".into(),
+            loaded if counts.block_rows_served / loaded >= 100 => show_count(counts.block_rows_served / loaded),
             loaded => format!("{:.1}", counts.block_rows_served as f64 / loaded as f64),
         };
         let errored = if counts.rows_errored == 0 { String::new() } else { format!(" ({} errored)", show_count(counts.rows_errored)) };
         let left = self.eta(elapsed, counts).map_or_else(|| "end not known yet".into(), |left| format!("{} left", show_duration(left)));
         format!(
-            "{}/{} rows{errored}, {rate} tokens/s, {} read, {reuse} rows a block, {left}",
+            "{}/{} rows{errored}, {left}, {rate} tokens/s, {} read, {reuse} rows per expert read",
             show_count(counts.rows_done),
             show_count(self.rows_total),
             show_bytes(counts.bytes_read),

@@ -104,7 +104,10 @@ fn shard_names(folder: &Path) -> Result<Vec<String>> {
     }
     names.sort();
     if names.is_empty() {
-        return Err(Error::refused(format!("{} holds no .safetensors file", folder.display())));
+        return Err(Error::refused(format!(
+            "{} holds no .safetensors file: model.path must be a checkpoint's folder, downloaded as a whole",
+            folder.display()
+        )));
     }
     Ok(names)
 }

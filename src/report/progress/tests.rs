@@ -1,4 +1,4 @@
-//! Bars, lines and files as time goes on.
+//! What a log, a terminal and a script are shown.
 
 use std::sync::{Arc, Mutex};
 
@@ -98,7 +98,7 @@ fn a_log_gets_a_line_every_thirty_seconds() {
     progress.finish(Duration::from_secs(100), &HALF);
     let lines = log.lines();
     assert_eq!(lines.len(), 3, "{lines:?}");
-    assert_eq!(lines[1], "9/10 rows (1 errored), 67 tokens/s, 12.3 GB read, 37.2 rows a block, 60 s left");
+    assert_eq!(lines[1], "9/10 rows (1 errored), 60 s left, 67 tokens/s, 12.3 GB read, 37.2 rows per expert read");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_terminal_gets_a_bar() {
     let mut progress = Progress::start(Screen::Bar(ProgressDrawTarget::term_like(Box::new(terminal.clone()))), 10, 10_000, &job);
     progress.update(Duration::from_secs(60), &HALF);
     let shown = terminal.lines();
-    assert!(shown.iter().any(|line| line.contains("9/10 rows (1 errored), 67 tokens/s")), "{shown:?}");
+    assert!(shown.iter().any(|line| line.contains("9/10 rows (1 errored), 60 s left, 67 tokens/s")), "{shown:?}");
     progress.finish(Duration::from_secs(61), &HALF);
     assert!(terminal.lines().last().is_some_and(|line| line.ends_with("<clear>")), "nothing is left of it");
 }
