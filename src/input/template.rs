@@ -110,7 +110,7 @@ fn said(error: &minijinja::Error) -> String {
 
 fn failed(error: &minijinja::Error) -> Failed {
     match error.kind() {
-        ErrorKind::UnknownFilter | ErrorKind::UnknownTest | ErrorKind::UnknownFunction => Failed::Job(Error::usage(error.to_string())),
+        ErrorKind::UnknownFilter | ErrorKind::UnknownTest | ErrorKind::UnknownFunction => Failed::Job(Error::usage(said(error))),
         _ => Failed::Row(Fault::new("template_failed", error.to_string())),
     }
 }
