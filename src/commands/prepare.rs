@@ -6,7 +6,7 @@ use super::facts;
 use crate::error::{Error, Kind, Result};
 use crate::input::{self, Ingested};
 use crate::job::Job;
-use crate::kernels::{Kernels, Path as KernelPath};
+use crate::kernels::{self, Kernels, Path as KernelPath};
 use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
@@ -96,11 +96,9 @@ pub fn fingerprint(prepared: &Prepared) -> Result<String> {
         hasher.update(&tokenizer.fingerprint());
     }
     hasher.update(PRECISION.as_bytes());
-    hasher.update(ORDER.as_bytes());
+    hasher.update(kernels::ORDER.as_bytes());
     Ok(hasher.finalize().to_hex()[..16].to_string())
 }
 
 /// `engine.precision`.
 pub const PRECISION: &str = "f32";
-/// The order of summation that all kernels share: products, then scores of attention.
-const ORDER: &str = "128-column chains, 16 lanes";

@@ -35,6 +35,7 @@ pub use delta::Delta;
 pub use fold::Folded;
 pub use matrix::{Data, Matrix, mxfp4_has_nan};
 pub use parallel::spread;
+pub use tile::ORDER;
 pub use view::{View, ViewMut};
 
 use lanes::{Lanes, Portable};
