@@ -70,6 +70,18 @@ impl Scratch {
     }
 }
 
+impl Buffer {
+    /// Leaves only some rows of so many floats, which are named in ascending order; they move to the front.
+    pub fn keep_rows(&mut self, width: usize, rows: &[usize]) {
+        for (to, &from) in rows.iter().enumerate() {
+            self.data.copy_within(from * width..(from + 1) * width, to * width);
+        }
+        let len = rows.len() * width;
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner).asked_floats -= self.len - len;
+        self.len = len;
+    }
+}
+
 impl Pool {
     /// The smallest free buffer that fits; a far larger one is left for a larger loan.
     fn take_free(&mut self, len: usize) -> Option<Vec<f32>> {
@@ -129,6 +141,17 @@ mod tests {
         drop((a, b));
         scratch.trim();
         assert_eq!(scratch.take(10).len(), 10);
+    }
+
+    #[test]
+    fn rows_that_are_kept_move_to_the_front() {
+        let scratch = Scratch::default();
+        let mut buffer = scratch.take(8);
+        buffer.copy_from_slice(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+        buffer.keep_rows(2, &[1, 3]);
+        assert_eq!(buffer[..], [2.0, 3.0, 6.0, 7.0]);
+        buffer.keep_rows(2, &[]);
+        assert!(buffer.is_empty());
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct SweepFeed<'a> {
     spans: Vec<SpanRows<'a>>,
     /// A row each: whether it is of an answer.
     of_answers: Vec<bool>,
+    /// The rows whose logits are wanted, ascending; None once the others have been left out.
+    wanted: Option<Vec<usize>>,
     layer: usize,
     /// The panel asked for last: attention wants one before and after it looks at its states, and it is read once.
     last: Option<(Piece, Lease)>,
@@ -48,10 +50,12 @@ const SUMMED_ROWS: usize = 64;
 type Chosen = Vec<(u32, f32)>;
 
 impl<'a> SweepFeed<'a> {
-    /// A feed for the sweep whose rows are those of `spans`, one behind the other.
-    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>) -> Self {
+    /// A feed for the sweep whose rows are those of `spans`, one behind the other; `wanted` are those whose logits matter, of a span a
+    /// row and all that follow up to another.
+    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>) -> Self {
         let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
-        SweepFeed { engine, spans, of_answers, layer: 0, last: None, expert_rows: 0, expert_loads: 0, answer_expert_loads: 0 }
+        let wanted = Some(wanted);
+        SweepFeed { engine, spans, of_answers, wanted, layer: 0, last: None, expert_rows: 0, expert_loads: 0, answer_expert_loads: 0 }
     }
 
     /// Says which layer comes next.
@@ -59,15 +63,19 @@ impl<'a> SweepFeed<'a> {
         self.layer = layer;
     }
 
-    /// Leaves all rows but these behind; from here on rows are by themselves and states are done with. What is left behind is free again.
-    pub fn narrow(&mut self, x: Stream, rows: &[usize]) -> Stream {
-        self.spans.clear();
-        self.of_answers = rows.iter().map(|&row| self.of_answers[row]).collect();
-        let mut left = Stream { data: self.engine.scratch.take(rows.len() * x.width), width: x.width };
-        for (to, &from) in left.data.chunks_exact_mut(x.width).zip(rows) {
-            to.copy_from_slice(&x.data[from * x.width..(from + 1) * x.width]);
-        }
-        left
+    /// Leaves only the rows `wanted` in the spans.
+    fn narrow_spans(&mut self, wanted: &[usize]) {
+        let mut behind = 0;
+        self.spans.retain_mut(|span| {
+            let of_span = wanted[behind..].iter().take_while(|row| **row < span.rows.end);
+            let (first, count) = (wanted.get(behind).map_or(0, |row| row.saturating_sub(span.rows.start)), of_span.count());
+            let kept = &wanted[behind..behind + count];
+            assert!(kept.iter().zip(span.rows.start + first..).all(|(row, next)| *row == next), "a span's wanted rows follow each other");
+            span.first += first;
+            span.rows = behind..behind + count;
+            behind += count;
+            count > 0
+        });
     }
 
     fn rows(&self) -> usize {
@@ -175,6 +183,9 @@ impl Feed for SweepFeed<'_> {
     }
 
     fn matmul(&mut self, w: WeightId, outputs: Range<usize>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        if self.rows() == 0 {
+            return Ok(()); // and nothing is read
+        }
         let weight = self.engine.model.manifest().weight(w);
         let panels = outputs.start / weight.panel_rows..outputs.end.div_ceil(weight.panel_rows);
         let rows = (x.data.len() - x.start).div_ceil(x.stride);
@@ -189,6 +200,9 @@ impl Feed for SweepFeed<'_> {
     }
 
     fn panel(&mut self, w: WeightId, outputs: Range<usize>, f: &mut dyn FnMut(Matrix<'_>)) -> Result<()> {
+        if self.rows() == 0 {
+            return Ok(());
+        }
         let weight = self.engine.model.manifest().weight(w);
         let panel = outputs.start / weight.panel_rows;
         assert_eq!(weight.panel(panel), outputs, "a model asks for whole panels");
@@ -200,6 +214,9 @@ impl Feed for SweepFeed<'_> {
     fn vector(&mut self, w: WeightId) -> Result<Buffer> {
         let weight = self.engine.model.manifest().weight(w);
         assert_eq!(weight.panels(), 1, "a vector is one panel");
+        if self.rows() == 0 {
+            return Ok(self.engine.scratch.zeros(weight.rows() * weight.cols()));
+        }
         let lease = self.take(w, 0)?;
         let mut out = self.engine.scratch.take(weight.rows() * weight.cols());
         self.matrix(w, weight.rows(), &lease).decode(&mut out);
@@ -207,6 +224,9 @@ impl Feed for SweepFeed<'_> {
     }
 
     fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()> {
+        if self.rows() == 0 {
+            return Ok(());
+        }
         let width = y.len() / self.rows();
         let spec = self.engine.model.manifest().states[state.0 as usize];
         let mut rest = y;
@@ -223,6 +243,20 @@ impl Feed for SweepFeed<'_> {
         }
         spread(jobs, |(rows, part, view)| f(rows, part, view));
         Ok(())
+    }
+
+    fn narrow(&mut self, x: &mut Stream, beside: &mut [&mut Buffer]) {
+        if self.layer + 1 < self.engine.model.manifest().layers.len() {
+            return;
+        }
+        let Some(wanted) = self.wanted.take() else { return };
+        let rows = self.rows();
+        self.narrow_spans(&wanted);
+        self.of_answers = wanted.iter().map(|&row| self.of_answers[row]).collect();
+        x.data.keep_rows(x.width, &wanted);
+        for buffer in beside {
+            buffer.keep_rows(buffer.len() / rows, &wanted);
+        }
     }
 
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {

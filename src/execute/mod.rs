@@ -220,23 +220,16 @@ impl<'a> Run<'a> {
             spans.push(SpanRows { rows, first: span.positions.start as usize, of_answer, states: &mut sequence.states });
         }
         assert!(planned.next().is_none(), "spans come by ascending slot");
-        let mut feed = SweepFeed::new(self.engine, spans);
-        let last = model.manifest().layers.len() - 1;
-        for layer in 0..last {
+        let mut feed = SweepFeed::new(self.engine, spans, wants.iter().map(|want| want.row).collect());
+        for layer in 0..model.manifest().layers.len() {
             feed.enter(layer);
-            model.attention(layer, &mut stream, &mut feed)?;
-            model.mlp(layer, &mut stream, &mut feed)?;
+            model.layer(layer, &mut stream, &mut feed)?;
         }
-        feed.enter(last);
-        model.attention(last, &mut stream, &mut feed)?;
         let vocab = model.manifest().vocab;
         let mut folds: Vec<Fold> = wants.into_iter().map(|want| Fold::new(want, vocab)).collect();
         if !folds.is_empty() {
-            let rows: Vec<usize> = folds.iter().map(|f| f.want.row).collect();
-            let mut wanted = feed.narrow(stream, &rows);
-            model.mlp(last, &mut wanted, &mut feed)?;
             let kernels = self.engine.kernels;
-            model.head(&wanted, &mut feed, &mut |range, logits| fold::fold(kernels, &mut folds, range, logits))?;
+            model.head(&stream, &mut feed, &mut |range, logits| fold::fold(kernels, &mut folds, range, logits))?;
         }
         self.tally.expert_rows += feed.expert_rows;
         self.tally.expert_loads += feed.expert_loads;

@@ -93,6 +93,9 @@ impl Feed for Recorder<'_> {
     fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()> {
         self.inner.mix(state, y, f)
     }
+    fn narrow(&mut self, x: &mut model::Stream, beside: &mut [&mut Buffer]) {
+        self.inner.narrow(x, beside);
+    }
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
         self.routings.push(routing.clone());
         self.inner.experts(routing, z, y, f)
@@ -243,11 +246,10 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
         Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
     }
     let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, of_answer: false, states: &mut states }];
-    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans), routings: Vec::new() };
+    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect()), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
-        bench.model.attention(layer, &mut stream, &mut feed).expect("attention");
-        bench.model.mlp(layer, &mut stream, &mut feed).expect("an MLP");
+        bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
     }
     let mut logits = vec![0.0; prompt.len() * manifest.vocab];
     let mut keep = |range: std::ops::Range<usize>, slice: &[f32]| {

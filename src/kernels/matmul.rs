@@ -16,7 +16,7 @@ use super::lanes::{LANES, Lanes};
 use super::matrix::Matrix;
 use super::scratch::{self, Line};
 use super::tile::{RUN, pack};
-use super::view::{Target, View, ViewMut};
+use super::view::{Steps, Target, View, ViewMut};
 use super::{Kernels, Operation, parallel};
 
 /// Vectors of sixteen outputs in the widest tile.
@@ -50,17 +50,32 @@ impl Kernels {
     /// # Panics
     /// When a view or the matrix is shorter than its shape says.
     pub fn matmul(&self, rows: usize, x: View, w: &Matrix, y: ViewMut) {
-        if rows == 0 || w.rows == 0 {
+        self.matmul_heads(rows, x, std::slice::from_ref(w), y, Steps { x: 0, y: w.rows });
+    }
+
+    /// A product for each head: `heads[h]` multiplies what is at `h * steps.x` of a row of x, its outputs are at `h * steps.y` of a row
+    /// of y. All heads have one shape. Small products are handed over together, since a hand-over costs as much as one of them.
+    ///
+    /// # Panics
+    /// When a view or a matrix is shorter than its shape says, or outputs overlap.
+    pub fn matmul_heads(&self, rows: usize, x: View, heads: &[Matrix], y: ViewMut, steps: Steps) {
+        let Some(&Matrix { rows: outputs, cols, .. }) = heads.first() else { return };
+        if rows == 0 || outputs == 0 {
             return;
         }
-        assert!(rows == 1 || y.stride >= w.rows, "matmul: rows of y overlap");
+        steps.check(rows, heads.len(), outputs, &y);
         let (x, y) = (&x, &y.target());
-        let operations = 2 * rows * w.rows * w.cols;
-        let (task_rows, task_outputs) = shares(rows, w.rows, parallel::tasks(operations));
-        let across = w.rows.div_ceil(task_outputs);
-        parallel::each(rows.div_ceil(task_rows) * across, operations, |task| {
+        let operations = 2 * rows * heads.len() * outputs * cols;
+        let (task_rows, task_outputs) = shares(rows, outputs, parallel::tasks(operations).div_ceil(heads.len()));
+        let across = outputs.div_ceil(task_outputs);
+        let tasks = rows.div_ceil(task_rows) * across;
+        parallel::each(heads.len() * tasks, operations, |task| {
+            let (head, task) = (task / tasks, task % tasks);
+            let w = &heads[head];
+            assert!(w.rows == outputs && w.cols == cols, "matmul: heads of several shapes");
+            let (x, y) = (&x.shifted(head * steps.x), &y.shifted(head * steps.y));
             let (r, n) = (task / across * task_rows, task % across * task_outputs);
-            let (rows, outputs) = (r..rows.min(r + task_rows), n..w.rows.min(n + task_outputs));
+            let (rows, outputs) = (r..rows.min(r + task_rows), n..outputs.min(n + task_outputs));
             scratch::with(RUN * VECTORS, |lines| self.run(Task { x, w, y, rows, outputs, lines }));
         });
     }

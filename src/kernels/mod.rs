@@ -36,7 +36,7 @@ pub use fold::Folded;
 pub use matrix::{Data, Matrix, mxfp4_has_nan};
 pub use parallel::spread;
 pub use tile::ORDER;
-pub use view::{View, ViewMut};
+pub use view::{Steps, View, ViewMut};
 
 use lanes::{Lanes, Portable};
 

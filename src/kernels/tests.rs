@@ -193,7 +193,8 @@ fn transposed_is_one_ascending_chain() {
                 let want: Vec<f32> = (0..rows * cols).map(|i| chain(i / cols, i % cols)).collect();
                 for kernels in all() {
                     let mut y = vec![0.0; rows * cols];
-                    kernels.matmul_transposed(rows, view, &weights.matrix(), ViewMut::rows(&mut y, cols));
+                    let steps = Steps { x: 0, y: cols };
+                    kernels.matmul_heads_transposed(rows, view, &[weights.matrix()], ViewMut::rows(&mut y, cols), steps);
                     assert!(same(&y, &want), "{rows} x {outer} x {cols}, format {format}, {:?}", kernels.path());
                 }
             }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::lanes::{LANES, Lanes};
 use super::matrix::{Bf16Rows, Data, F32Rows, Format, Matrix, Mxfp4Rows, Row};
 use super::scratch::{self, Line};
-use super::view::{Target, View, ViewMut};
+use super::view::{Steps, Target, View, ViewMut};
 use super::{Kernels, Operation, parallel};
 
 /// Chunks of sixteen columns in a strip.
@@ -19,19 +19,25 @@ const STRIP: usize = 4;
 const TASK_ROWS: usize = 32;
 
 impl Kernels {
-    /// `y[r][c] = sum over n of x[r][n] * w[n][c]`, n ascending, for r < rows, c < w.cols. A row of x is w.rows long.
+    /// `y[r][c] = sum over n of x[r][n] * w[n][c]`, n ascending, for r < rows and c < w.cols, w being each head's in turn: what head h
+    /// multiplies is at `h * steps.x` of a row of x and w.rows long, its outputs are at `h * steps.y` of a row of y. All heads have one shape.
     ///
     /// # Panics
-    /// When a view or the matrix is shorter than its shape says.
-    pub fn matmul_transposed(&self, rows: usize, x: View, w: &Matrix, y: ViewMut) {
-        if rows == 0 || w.cols == 0 {
+    /// When a view or a matrix is shorter than its shape says, or outputs overlap.
+    pub fn matmul_heads_transposed(&self, rows: usize, x: View, heads: &[Matrix], y: ViewMut, steps: Steps) {
+        let Some(&Matrix { rows: inputs, cols, .. }) = heads.first() else { return };
+        if rows == 0 || cols == 0 {
             return;
         }
-        assert!(rows == 1 || y.stride >= w.cols, "matmul_transposed: rows of y overlap");
-        let strips = w.cols.div_ceil(STRIP * LANES);
+        steps.check(rows, heads.len(), cols, &y);
+        let strips = cols.div_ceil(STRIP * LANES);
         let row_tasks = rows.div_ceil(TASK_ROWS);
         let (x, y) = (&x, &y.target());
-        parallel::each(strips * row_tasks, 2 * rows * w.rows * w.cols, |task| {
+        parallel::each(heads.len() * strips * row_tasks, 2 * rows * heads.len() * inputs * cols, |task| {
+            let (head, task) = (task / (strips * row_tasks), task % (strips * row_tasks));
+            let w = &heads[head];
+            assert!(w.rows == inputs && w.cols == cols, "matmul_heads_transposed: heads of several shapes");
+            let (x, y) = (&x.shifted(head * steps.x), &y.shifted(head * steps.y));
             let (strip, r) = (task / row_tasks, task % row_tasks * TASK_ROWS);
             let rows = r..rows.min(r + TASK_ROWS);
             scratch::with(w.rows * STRIP, |lines| self.run(Strip { x, w, y, rows, chunk: strip * STRIP, lines }));

@@ -28,7 +28,29 @@ pub struct ViewMut<'a> {
     pub stride: usize,
 }
 
+/// How far one head's floats are from the next one's, in a row of inputs and in a row of outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    /// Floats of a row of x.
+    pub x: usize,
+    /// Floats of a row of y.
+    pub y: usize,
+}
+
+impl Steps {
+    /// No two outputs are one place.
+    pub(super) fn check(self, rows: usize, heads: usize, outputs: usize, y: &ViewMut) {
+        assert!(heads < 2 || self.y >= outputs, "outputs of heads overlap");
+        assert!(rows < 2 || y.stride >= (heads - 1) * self.y + outputs, "rows of y overlap");
+    }
+}
+
 impl<'a> View<'a> {
+    /// The same buffer, every row beginning so many floats later.
+    pub(super) fn shifted(&self, by: usize) -> View<'a> {
+        View { start: self.start + by, ..*self }
+    }
+
     /// Rows that lie back to back: `data` is [rows, width].
     pub fn rows(data: &'a [f32], width: usize) -> View<'a> {
         View { data, start: 0, stride: width }
@@ -73,6 +95,11 @@ unsafe impl Send for Target<'_> {}
 unsafe impl Sync for Target<'_> {}
 
 impl Target<'_> {
+    /// The same buffer, every row beginning so many floats later.
+    pub(super) fn shifted(&self, by: usize) -> Target<'_> {
+        Target { start: self.start + by, ..*self }
+    }
+
     /// Writes `values` to row r from column `from` on.
     ///
     /// # Panics

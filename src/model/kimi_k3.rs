@@ -12,7 +12,6 @@ use super::manifest::{Manifest, WeightId};
 use super::nn::{self, Sums};
 use super::{Feed, Fold, Model, Stream};
 use crate::error::Result;
-use crate::kernels::{View, ViewMut};
 use crate::scratch::Buffer;
 use config::Config;
 use tensors::{Attention, LayerWeights, Mlp, Tail};
@@ -38,14 +37,7 @@ impl KimiK3 {
 
     /// RMSNorm of a row's mixed sums; what was mixed is free again, a row of it being 28 KB.
     fn normed_sums(&self, feed: &mut dyn Feed, sums: &Sums, norm: WeightId, sources: usize, x: &Stream) -> Result<Buffer> {
-        let mixed = sums.forward(feed, sources, x, self.config.hidden, self.config.eps)?;
-        nn::rms_norm(feed, norm, self.config.eps, &mixed)
-    }
-}
-
-impl Model for KimiK3 {
-    fn manifest(&self) -> &Manifest {
-        &self.manifest
+        sums.normed(feed, sources, x, norm, self.config.hidden, self.config.eps)
     }
 
     fn attention(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
@@ -55,8 +47,8 @@ impl Model for KimiK3 {
         let sources = if pushes { stored } else { stored + 1 }; // before this layer's push
         let h = self.normed_sums(feed, &w.attention_sums, w.input_norm, sources, x)?;
         let a = match &w.attention {
-            Attention::Kda(kda) => kda.forward(feed, &h, c.hidden)?,
-            Attention::Mla(mla) => mla.forward(feed, &h, c.hidden)?,
+            Attention::Kda(kda) => kda.forward(feed, x, h, c.hidden)?,
+            Attention::Mla(mla) => mla.forward(feed, x, h, c.hidden)?,
         };
         if pushes {
             set_sum(x, stored, &a, c.hidden);
@@ -77,6 +69,17 @@ impl Model for KimiK3 {
         add_to_sum(feed, x, stored, &m, c.hidden);
         Ok(())
     }
+}
+
+impl Model for KimiK3 {
+    fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    fn layer(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
+        self.attention(layer, x, feed)?;
+        self.mlp(layer, x, feed)
+    }
 
     fn head(&self, x: &Stream, feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()> {
         let c = &self.config;
@@ -89,16 +92,22 @@ impl Model for KimiK3 {
 
 /// Sum `sum` of every row = a.
 fn set_sum(x: &mut Stream, sum: usize, a: &[f32], hidden: usize) {
-    let (rows, stride) = (x.rows(), x.width);
-    nn::copy_rows(rows, hidden, View { data: a, start: 0, stride: hidden }, ViewMut { data: &mut x.data, start: sum * hidden, stride });
+    let width = x.width;
+    nn::by_rows(&mut x.data, width, a, hidden, &|x, a| {
+        for (x, a) in x.chunks_exact_mut(width).zip(a.chunks_exact(hidden)) {
+            x[sum * hidden..(sum + 1) * hidden].copy_from_slice(a);
+        }
+    });
 }
 
 /// Sum `sum` of every row += a.
 fn add_to_sum(feed: &dyn Feed, x: &mut Stream, sum: usize, a: &[f32], hidden: usize) {
-    let kernels = feed.kernels();
-    for (row, a) in x.data.chunks_exact_mut(x.width).zip(a.chunks_exact(hidden)) {
-        kernels.add(&mut row[sum * hidden..(sum + 1) * hidden], a);
-    }
+    let (kernels, width) = (feed.kernels(), x.width);
+    nn::by_rows(&mut x.data, width, a, hidden, &|x, a| {
+        for (x, a) in x.chunks_exact_mut(width).zip(a.chunks_exact(hidden)) {
+            kernels.add(&mut x[sum * hidden..(sum + 1) * hidden], a);
+        }
+    });
 }
 
 #[cfg(test)]

@@ -97,6 +97,11 @@ pub trait Feed {
     /// A state cannot be had.
     fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()>;
 
+    /// Says that the layer's states are complete: from here on they are read alone. After the last layer only those rows matter whose logits
+    /// are wanted, so there the others are left out: of x, of each of `beside` ([rows, any width]) and of the spans that
+    /// [`Feed::mix`] lends states to. In other layers nothing happens.
+    fn narrow(&mut self, x: &mut Stream, beside: &mut [&mut Buffer]);
+
     /// `y[row] += weight * f(block, z[row])` for every chosen expert, in ascending id; z is [rows, in], y [rows, out].
     ///
     /// # Errors
@@ -112,17 +117,11 @@ pub trait Model: Send + Sync {
     /// Every tensor and state, in order of use.
     fn manifest(&self) -> &Manifest;
 
-    /// The first half of a layer, in which rows of a sequence see each other: its states are advanced by all rows.
+    /// One layer. As soon as every row has left its states behind it calls [`Feed::narrow`], which may leave rows out.
     ///
     /// # Errors
     /// What `feed` reports.
-    fn attention(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
-
-    /// The second half, in which every row is by itself; so the last layer's is done for those rows alone whose logits matter.
-    ///
-    /// # Errors
-    /// What `feed` reports.
-    fn mlp(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
+    fn layer(&self, layer: usize, x: &mut Stream, feed: &mut dyn Feed) -> Result<()>;
 
     /// Logits of all rows of x, folded slice by slice over a fixed grid of the vocabulary ([`nn::VOCABULARY_GRID`]).
     ///

@@ -206,10 +206,10 @@ impl Builder<'_> {
         let by_heads =
             |b: &mut Self, name: &str, rows: usize, cols| b.push(&format!("{at}.{name}.weight"), vec![m.heads * rows, cols], group * rows);
         Attention::Mla(Mla {
-            q_a: self.matrix(&format!("{at}.q_a_proj.weight"), m.query_rank, hidden, 1),
-            q_a_norm: self.vector(&format!("{at}.q_a_layernorm.weight"), m.query_rank),
             kv_a: self.matrix(&format!("{at}.kv_a_proj_with_mqa.weight"), m.latent + m.shared_key, hidden, 1),
             kv_a_norm: self.vector(&format!("{at}.kv_a_layernorm.weight"), m.latent),
+            q_a: self.matrix(&format!("{at}.q_a_proj.weight"), m.query_rank, hidden, 1),
+            q_a_norm: self.vector(&format!("{at}.q_a_layernorm.weight"), m.query_rank),
             q_b: by_heads(self, "q_b_proj", m.key + m.shared_key, m.query_rank),
             kv_b: by_heads(self, "kv_b_proj", m.key + m.value, m.latent),
             g: by_heads(self, "g_proj", m.value, hidden),

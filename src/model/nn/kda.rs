@@ -5,7 +5,7 @@
 use super::{by_groups, project, project_part};
 use crate::error::Result;
 use crate::kernels::{Delta, View, ViewMut};
-use crate::model::Feed;
+use crate::model::{Feed, Stream};
 use crate::model::manifest::{StateId, WeightId};
 use crate::scratch::Buffer;
 
@@ -51,19 +51,19 @@ pub struct Kda {
 }
 
 impl Kda {
-    /// x [rows, hidden] -> [rows, hidden].
+    /// x [rows, hidden] -> [rows, hidden], of the rows that are left after the layer's states are complete; `stream` is narrowed with them.
     ///
     /// # Errors
     /// What `feed` reports.
-    pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
-        let (rows, wide) = (x.len() / hidden, self.heads * self.width);
+    pub fn forward(&self, feed: &mut dyn Feed, stream: &mut Stream, x: Buffer, hidden: usize) -> Result<Buffer> {
+        let (rows, wide, x) = (x.len() / hidden, self.heads * self.width, &x);
         let kernels = feed.kernels();
         let low_rank = project(feed, self.f_a, self.width, x, hidden)?;
         let mut beta = project(feed, self.b, self.heads, x, hidden)?;
         kernels.sigmoid(&mut beta);
         let mut slope = feed.vector(self.a_log)?;
         kernels.exp(&mut slope);
-        let mixed = by_groups(feed, rows, (self.heads, self.group, self.width), &mut |feed, heads| {
+        let mut mixed = by_groups(feed, rows, (self.heads, self.group, self.width), &mut |feed, heads| {
             let channels = heads.start * self.width..heads.end * self.width;
             let mut decay = project_part(feed, self.f_b, channels.clone(), &low_rank, self.width)?;
             let bias = feed.vector(self.dt_bias)?;
@@ -73,6 +73,7 @@ impl Kda {
             drop((k, v, decay));
             self.gate(feed, channels, &o, q, x, hidden)
         })?;
+        feed.narrow(stream, &mut [&mut mixed]);
         project(feed, self.o, hidden, &mixed, wide)
     }
 
@@ -90,11 +91,12 @@ impl Kda {
             feed.mix(self.tails, &mut y, &|rows, y, state| {
                 let tail = &mut state.data[tail_at..tail_at + past * n];
                 kernels.short_conv_silu(&raw[rows.start * n..rows.end * n], taps, tail, y);
+                match which {
+                    0 => kernels.l2_norm(y, self.width, L2_EPS, 1.0 / (self.width as f32).sqrt()),
+                    1 => kernels.l2_norm(y, self.width, L2_EPS, 1.0),
+                    _ => {}
+                }
             })?;
-            if which < 2 {
-                let scale = if which == 0 { 1.0 / (self.width as f32).sqrt() } else { 1.0 };
-                kernels.l2_norm(&mut y, self.width, L2_EPS, scale);
-            }
             made.push(y);
         }
         Ok(made.try_into().unwrap_or_else(|_| unreachable!("three were made")))

@@ -3,10 +3,10 @@
 //! The cache holds one latent and one shared key a token; kv_b is folded into the query and the output, so that keys and values are
 //! never expanded (55 KB a token instead of 4.7 MB at K3).
 
-use super::{by_groups, copy_rows, project, project_part, rms_norm};
+use super::{by_groups, by_rows, project, project_part, rms_norm};
 use crate::error::Result;
-use crate::kernels::{Attention, View, ViewMut};
-use crate::model::Feed;
+use crate::kernels::{Attention, Steps, View, ViewMut};
+use crate::model::{Feed, Stream};
 use crate::model::manifest::{StateId, WeightId};
 use crate::scratch::Buffer;
 
@@ -49,22 +49,23 @@ pub struct Mla {
 }
 
 impl Mla {
-    /// x [rows, hidden] -> [rows, hidden].
+    /// x [rows, hidden] -> [rows, hidden], of the rows that are left once all are in the cache; `stream` is narrowed with them.
     ///
     /// # Errors
     /// What `feed` reports.
-    pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
-        let (rows, wide) = (x.len() / hidden, self.heads * self.value);
+    pub fn forward(&self, feed: &mut dyn Feed, stream: &mut Stream, mut x: Buffer, hidden: usize) -> Result<Buffer> {
         let kernels = feed.kernels();
+        self.extend_cache(feed, &x, hidden)?;
+        feed.narrow(stream, &mut [&mut x]);
+        let (rows, wide, x) = (x.len() / hidden, self.heads * self.value, &x);
         let raw = project(feed, self.q_a, self.query_rank, x, hidden)?;
         let low_rank = rms_norm(feed, self.q_a_norm, self.eps, &raw)?;
         drop(raw);
-        let fresh = self.cached_row(feed, x, hidden)?;
         let mixed = by_groups(feed, rows, (self.heads, self.group, self.value), &mut |feed, heads| {
             let per_query = self.key + self.shared_key;
             let q = project_part(feed, self.q_b, heads.start * per_query..heads.end * per_query, &low_rank, self.query_rank)?;
             let mut out = feed.scratch().take(rows * heads.len() * self.value);
-            self.attend(feed, heads.clone(), &q, &fresh, &mut out)?;
+            self.attend(feed, heads.clone(), &q, &mut out)?;
             let gate = project_part(feed, self.g, heads.start * self.value..heads.end * self.value, x, hidden)?;
             kernels.multiply_sigmoid(&mut out, &gate);
             Ok(out)
@@ -72,55 +73,41 @@ impl Mla {
         project(feed, self.o, hidden, &mixed, wide)
     }
 
-    /// What each row adds to the cache: normed latent, raw shared key -> [rows, latent + shared_key].
-    fn cached_row(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
+    /// Each row adds its normed latent and its raw shared key to the cache.
+    fn extend_cache(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<()> {
         let width = self.latent + self.shared_key;
         let mut row = project(feed, self.kv_a, width, x, hidden)?;
-        let rows = row.len() / width;
         let gain = feed.vector(self.kv_a_norm)?;
-        let mut latent = feed.scratch().take(rows * self.latent);
-        feed.kernels().rms_norm(View { data: &row, start: 0, stride: width }, &gain, self.eps, &mut latent);
-        copy_rows(
-            rows,
-            self.latent,
-            View { data: &latent, start: 0, stride: self.latent },
-            ViewMut { data: &mut row, start: 0, stride: width },
-        );
-        Ok(row)
+        let (kernels, eps) = (feed.kernels(), self.eps);
+        feed.mix(self.cache, &mut row, &|_, row, state| {
+            let cached = &mut state.data[state.first * width..];
+            cached.copy_from_slice(row);
+            for (cached, row) in cached.chunks_exact_mut(width).zip(row.chunks_exact(width)) {
+                kernels.rms_norm(View::rows(row, width), &gain, eps, &mut cached[..self.latent]);
+            }
+        })
     }
 
     /// Attention of some heads: q [rows, heads*(key + shared_key)] -> out [rows, heads*value].
-    fn attend(&self, feed: &mut dyn Feed, heads: std::ops::Range<usize>, q: &[f32], fresh: &[f32], out: &mut [f32]) -> Result<()> {
-        let (n, width) = (heads.len(), self.latent + self.shared_key);
-        let rows = fresh.len() / width;
+    fn attend(&self, feed: &mut dyn Feed, heads: std::ops::Range<usize>, q: &[f32], out: &mut [f32]) -> Result<()> {
+        let (n, width, query_width) = (heads.len(), self.latent + self.shared_key, self.key + self.shared_key);
+        let rows = q.len() / (n * query_width);
         let per_head = self.key + self.value;
         let (scratch, kernels) = (feed.scratch(), feed.kernels());
         let panel = heads.start * per_head..heads.end * per_head;
-        let query_stride = n * (self.key + self.shared_key);
         let mut folded = scratch.take(rows * n * width);
         feed.panel(self.kv_b, panel.clone(), &mut |kv_b| {
-            for h in 0..n {
-                let at = h * (self.key + self.shared_key);
-                let key = kv_b.slice(h * per_head..h * per_head + self.key);
-                kernels.matmul_transposed(
-                    rows,
-                    View { data: q, start: at, stride: query_stride },
-                    &key,
-                    ViewMut { data: &mut folded, start: h * width, stride: n * width },
-                );
-                copy_rows(
-                    rows,
-                    self.shared_key,
-                    View { data: q, start: at + self.key, stride: query_stride },
-                    ViewMut { data: &mut folded, start: h * width + self.latent, stride: n * width },
-                );
-            }
+            let keys: Vec<_> = (0..n).map(|h| kv_b.slice(h * per_head..h * per_head + self.key)).collect();
+            let to = ViewMut::rows(&mut folded, n * width);
+            kernels.matmul_heads_transposed(rows, View::rows(q, query_width * n), &keys, to, Steps { x: query_width, y: width });
         })?;
+        by_rows(&mut folded, n * width, q, n * query_width, &|folded, q| {
+            for (folded, q) in folded.chunks_exact_mut(width).zip(q.chunks_exact(query_width)) {
+                folded[self.latent..].copy_from_slice(&q[self.key..]);
+            }
+        });
         let mut context = scratch.take(rows * n * self.latent);
         feed.mix(self.cache, &mut context, &|rows, context, state| {
-            if heads.start == 0 {
-                state.data[state.first * width..].copy_from_slice(&fresh[rows.start * width..rows.end * width]);
-            }
             let cache = View { data: state.data, start: 0, stride: width };
             let attention = Attention {
                 q: View { data: &folded, start: rows.start * n * width, stride: n * width },
@@ -136,15 +123,9 @@ impl Mla {
             kernels.attend(&attention, ViewMut { data: context, start: 0, stride: n * self.latent });
         })?;
         feed.panel(self.kv_b, panel, &mut |kv_b| {
-            for h in 0..n {
-                let value = kv_b.slice(h * per_head + self.key..(h + 1) * per_head);
-                kernels.matmul(
-                    rows,
-                    View { data: &context, start: h * self.latent, stride: n * self.latent },
-                    &value,
-                    ViewMut { data: out, start: h * self.value, stride: n * self.value },
-                );
-            }
+            let values: Vec<_> = (0..n).map(|h| kv_b.slice(h * per_head + self.key..(h + 1) * per_head)).collect();
+            let to = ViewMut::rows(out, n * self.value);
+            kernels.matmul_heads(rows, View::rows(&context, n * self.latent), &values, to, Steps { x: self.latent, y: self.value });
         })
     }
 }

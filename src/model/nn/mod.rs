@@ -17,7 +17,7 @@ use std::ops::Range;
 use super::manifest::WeightId;
 use super::{Feed, Fold, Matrix};
 use crate::error::Result;
-use crate::kernels::{View, ViewMut};
+use crate::kernels::{View, ViewMut, spread};
 use crate::scratch::Buffer;
 
 /// Width of a slice of the vocabulary: log-sum-exp folds slices in order, so that its bits do not depend on panels.
@@ -53,13 +53,12 @@ pub fn rms_norm(feed: &mut dyn Feed, gain: WeightId, eps: f32, x: &[f32]) -> Res
     Ok(y)
 }
 
-/// Copies rows of `width` floats from one place to another.
-pub fn copy_rows(rows: usize, width: usize, from: View<'_>, to: ViewMut<'_>) {
-    for r in 0..rows {
-        let source = from.start + r * from.stride;
-        let target = to.start + r * to.stride;
-        to.data[target..target + width].copy_from_slice(&from.data[source..source + width]);
-    }
+/// Rows that one task copies or adds.
+const TASK_ROWS: usize = 64;
+
+/// Calls `f` with some rows of y and the same rows of x until all are done, on all threads: y [rows, y_width], x [rows, x_width].
+pub fn by_rows(y: &mut [f32], y_width: usize, x: &[f32], x_width: usize, f: &(dyn Fn(&mut [f32], &[f32]) + Sync)) {
+    spread(y.chunks_mut(TASK_ROWS * y_width).zip(x.chunks(TASK_ROWS * x_width)).collect(), |(y, x)| f(y, x));
 }
 
 /// Computes some units of a layer for all rows -> [rows, units*width].
@@ -77,9 +76,13 @@ fn by_groups(feed: &mut dyn Feed, rows: usize, (units, group, width): (usize, us
     let mut whole = feed.scratch().take(rows * stride);
     for first in (0..units).step_by(group) {
         let part = first..units.min(first + group);
-        let made = f(feed, part.clone())?;
-        let n = part.len() * width;
-        copy_rows(rows, n, View { data: &made, start: 0, stride: n }, ViewMut { data: &mut whole, start: first * width, stride });
+        let (from, n) = (first * width, part.len() * width);
+        let made = f(feed, part)?;
+        by_rows(&mut whole, stride, &made, n, &|whole, made| {
+            for (whole, made) in whole.chunks_exact_mut(stride).zip(made.chunks_exact(n)) {
+                whole[from..from + n].copy_from_slice(made);
+            }
+        });
     }
     Ok(whole)
 }

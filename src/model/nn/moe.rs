@@ -64,13 +64,14 @@ impl Moe {
     /// Scores = sigmoid(gate x); the best by score + bias are chosen, weighted by their scores alone.
     fn route(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Routing> {
         let mut scores = project(feed, self.gate, self.experts, x, hidden)?;
-        feed.kernels().sigmoid(&mut scores);
+        let kernels = feed.kernels();
         let bias = feed.vector(self.bias)?;
         let rows = x.len() / hidden;
         let mut routing = Routing { ids: vec![0; rows * self.chosen], weights: vec![0.0; rows * self.chosen], chosen: self.chosen };
         let parts = routing.ids.chunks_mut(ROUTED_ROWS * self.chosen).zip(routing.weights.chunks_mut(ROUTED_ROWS * self.chosen));
-        let parts = scores.chunks(ROUTED_ROWS * self.experts).zip(parts).collect();
+        let parts = scores.chunks_mut(ROUTED_ROWS * self.experts).zip(parts).collect();
         spread(parts, |(scores, (ids, weights))| {
+            kernels.sigmoid(scores);
             let mut order = Vec::with_capacity(self.experts);
             let rows = ids.chunks_exact_mut(self.chosen).zip(weights.chunks_exact_mut(self.chosen));
             for (scores, (ids, weights)) in scores.chunks_exact(self.experts).zip(rows) {

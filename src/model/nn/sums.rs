@@ -1,5 +1,6 @@
 //! Attention over a row's own stored sums (attention residuals).
 
+use super::by_rows;
 use crate::error::Result;
 use crate::kernels::View;
 use crate::model::Feed;
@@ -16,19 +17,31 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Mixes the first `sources` vectors of each row of the stream -> [rows, hidden].
+    /// RMSNorm, with the gain `then`, of the mix of the first `sources` vectors of each row of the stream -> [rows, hidden].
     ///
     /// # Errors
     /// What `feed` reports.
-    pub fn forward(&self, feed: &mut dyn Feed, sources: usize, x: &Stream, hidden: usize, eps: f32) -> Result<Buffer> {
-        let norm = feed.vector(self.norm)?;
+    pub fn normed(
+        &self,
+        feed: &mut dyn Feed,
+        sources: usize,
+        x: &Stream,
+        then: WeightId,
+        hidden: usize,
+        eps: f32,
+    ) -> Result<Buffer> {
+        let (norm, gain) = (feed.vector(self.norm)?, feed.vector(then)?);
         let mut weight = feed.vector(self.proj)?;
         for (w, n) in weight.iter_mut().zip(norm.iter()) {
             *w *= n;
         }
-        let mut out = feed.scratch().take(x.rows() * hidden);
-        let view = View { data: &x.data, start: 0, stride: x.width };
-        feed.kernels().residual_mix(sources, view, hidden, &weight, eps, &mut out);
+        let (kernels, scratch) = (feed.kernels(), feed.scratch());
+        let mut out = scratch.take(x.rows() * hidden);
+        by_rows(&mut out, hidden, &x.data, x.width, &|out, x_rows| {
+            let mut mixed = scratch.take(out.len());
+            kernels.residual_mix(sources, View::rows(x_rows, x.width), hidden, &weight, eps, &mut mixed);
+            kernels.rms_norm(View::rows(&mixed, hidden), &gain, eps, out);
+        });
         Ok(out)
     }
 }
