@@ -38,7 +38,7 @@ pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [
         bytes_read: read.trunk_bytes + read.expert_bytes,
         bytes_read_trunk: read.trunk_bytes,
         bytes_read_experts: read.expert_bytes,
-        blocks: Blocks { resident: read.blocks_resident, on_demand: read.blocks_read },
+        blocks: Blocks { resident: tally.expert_loads.saturating_sub(read.blocks_read), on_demand: read.blocks_read },
         expert_loads: ExpertLoads { ran: tally.answer_expert_loads },
         rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
         memory_budget: prepared.limits.budget_bytes,

@@ -66,6 +66,7 @@ pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, row
         prefill_rows: engine.prefill_rows,
         resident_bytes: engine.resident_bytes,
         blocks_in_flight: blocks_in_flight(threads(engine), model) as u64,
+        threads: threads(engine),
         reading_bytes: 0,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }

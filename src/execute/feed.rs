@@ -6,7 +6,7 @@ use super::Engine;
 use crate::error::{Error, Result};
 use crate::kernels::spread;
 use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
-use crate::model::manifest::{Blocks, Part, PartFormat, StateId, StateSpec, WeightId};
+use crate::model::manifest::{Blocks, Manifest, Part, PartFormat, StateId, StateSpec, WeightId};
 use crate::model::{Block, Expert, Feed, Mix, Routing, StateView, Stream};
 use crate::plan::expert_rows;
 use crate::scratch::{Buffer, Scratch};
@@ -18,6 +18,8 @@ pub struct SpanRows<'a> {
     pub rows: Range<usize>,
     /// Absolute position of the first one.
     pub first: usize,
+    /// Their tokens.
+    pub ids: Vec<u32>,
     /// Whether these rows are of an answer.
     pub of_answer: bool,
     /// One a state of the manifest.
@@ -35,12 +37,62 @@ pub struct SweepFeed<'a> {
     layer: usize,
     /// The panel asked for last: attention wants one before and after it looks at its states, and it is read once.
     last: Option<(Piece, Lease)>,
+    /// Who was chosen.
+    pub used: Used,
+}
+
+/// Which experts the rows of a sweep chose.
+#[derive(Clone, Default)]
+pub struct Used {
     /// (row, expert) pairs served.
-    pub expert_rows: u64,
+    pub pairs: u64,
+    /// A (layer, expert) each, layer by layer.
+    chosen: Vec<ChosenBy>,
+    /// Where each layer begins.
+    base: Vec<usize>,
+}
+
+/// By whom an expert was chosen.
+#[derive(Clone, Copy, Default)]
+struct ChosenBy {
+    any: bool,
+    answer: bool,
+}
+
+impl Used {
+    fn none(manifest: &Manifest) -> Self {
+        let counts = manifest.layers.iter().map(|layer| layer.blocks.as_ref().map_or(0, |blocks| blocks.count));
+        let base = counts.clone().scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
+        Used { pairs: 0, chosen: vec![ChosenBy::default(); counts.sum()], base }
+    }
+
+    fn count(&mut self, layer: usize, routing: &Routing, of_answers: &[bool]) {
+        self.pairs += routing.ids.len() as u64;
+        for (ids, &of_answer) in routing.ids.chunks_exact(routing.chosen).zip(of_answers) {
+            for &id in ids {
+                let chosen = &mut self.chosen[self.base[layer] + id as usize];
+                *chosen = ChosenBy { any: true, answer: chosen.answer || of_answer };
+            }
+        }
+    }
+
+    /// Together with what other rows of the same sweep chose.
+    pub fn join(&mut self, other: &Used) {
+        self.pairs += other.pairs;
+        for (chosen, other) in self.chosen.iter_mut().zip(&other.chosen) {
+            *chosen = ChosenBy { any: chosen.any || other.any, answer: chosen.answer || other.answer };
+        }
+    }
+
     /// Distinct (layer, expert).
-    pub expert_loads: u64,
+    pub fn loads(&self) -> u64 {
+        self.chosen.iter().filter(|chosen| chosen.any).count() as u64
+    }
+
     /// Of these, those that rows of answers chose.
-    pub answer_expert_loads: u64,
+    pub fn answer_loads(&self) -> u64 {
+        self.chosen.iter().filter(|chosen| chosen.answer).count() as u64
+    }
 }
 
 /// Rows whose sums are taken by one task.
@@ -55,7 +107,7 @@ impl<'a> SweepFeed<'a> {
     pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>) -> Self {
         let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
         let wanted = Some(wanted);
-        SweepFeed { engine, spans, of_answers, wanted, layer: 0, last: None, expert_rows: 0, expert_loads: 0, answer_expert_loads: 0 }
+        SweepFeed { engine, spans, of_answers, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
     }
 
     /// Says which layer comes next.
@@ -101,19 +153,12 @@ impl<'a> SweepFeed<'a> {
         Matrix { rows, cols: self.engine.model.manifest().weight(weight).cols(), data }
     }
 
-    /// Counts the layer's union, and sorts rows by expert.
-    fn by_expert(&mut self, routing: &Routing, experts: usize) -> Vec<Chosen> {
+    /// Sorts rows by expert.
+    fn by_expert(routing: &Routing, experts: usize) -> Vec<Chosen> {
         let mut chosen: Vec<Chosen> = vec![Vec::new(); experts];
         for (i, (&id, &weight)) in routing.ids.iter().zip(&routing.weights).enumerate() {
             chosen[id as usize].push(((i / routing.chosen) as u32, weight));
         }
-        let mut by_answers = vec![false; experts];
-        for (ids, _) in routing.ids.chunks_exact(routing.chosen).zip(&self.of_answers).filter(|(_, of_answer)| **of_answer) {
-            ids.iter().for_each(|&id| by_answers[id as usize] = true);
-        }
-        self.expert_rows += routing.ids.len() as u64;
-        self.expert_loads += chosen.iter().filter(|c| !c.is_empty()).count() as u64;
-        self.answer_expert_loads += by_answers.iter().filter(|&&d| d).count() as u64;
         chosen
     }
 
@@ -261,7 +306,8 @@ impl Feed for SweepFeed<'_> {
 
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
         let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
-        let chosen = self.by_expert(routing, blocks.count);
+        self.used.count(self.layer, routing, &self.of_answers);
+        let chosen = Self::by_expert(routing, blocks.count);
         let rows_max = expert_rows(self.rows() as u64, blocks.chosen as u64) as usize;
         let mut batch: Vec<(usize, Chosen)> = Vec::new();
         let mut rows = 0;

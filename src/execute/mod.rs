@@ -6,17 +6,20 @@
 mod feed;
 mod fold;
 mod sequence;
+mod share;
+
+use rayon::prelude::*;
 
 use crate::error::Result;
 use crate::event::{End, Event, Sink, Stamp};
-use crate::kernels::{Data, Kernels, Matrix};
-use crate::model::{Model, Stream};
-use crate::plan::{Outcome, Schedule, Sweep};
+use crate::kernels::Kernels;
+use crate::model::Model;
+use crate::plan::{Outcome, Schedule, Sweep, Walkers};
 use crate::sample::{self, Vocabulary};
 use crate::scratch::Scratch;
 use crate::spool::Spool;
-use crate::store::{Counters, Element, Store};
-use feed::{SpanRows, SweepFeed};
+use crate::store::{Counters, Store};
+use feed::{SpanRows, Used};
 use fold::{Fold, Want};
 use sequence::Sequence;
 
@@ -81,6 +84,7 @@ pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Res
     let slots = plan.allotment().wave;
     let mut run = Run {
         engine,
+        walkers: plan.allotment().walkers,
         started_us: engine.watch.now_us(),
         sequences: std::iter::repeat_with(|| None).take(slots).collect(),
         spare: Vec::new(),
@@ -101,6 +105,7 @@ pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Res
 
 struct Run<'a> {
     engine: &'a Engine<'a>,
+    walkers: Walkers,
     started_us: i64,
     sequences: Vec<Option<Sequence<'a>>>,
     /// Fixed states of ended sequences, for the next ones.
@@ -127,16 +132,15 @@ impl<'a> Run<'a> {
     }
 
     fn sweep(&mut self, sweep: &Sweep, sink: &mut dyn Sink) -> Result<Outcome> {
-        let before = self.engine.store.counters();
+        let (before, loads) = (self.engine.store.counters(), self.tally.expert_loads);
         self.admit(sweep)?;
-        let stream = self.embed(sweep)?;
         let wants = self.wants(sweep);
-        let folded = self.compute(sweep, stream, wants)?;
+        let folded = self.compute(sweep, wants)?;
         let now = self.engine.watch.now_us();
         let read = self.engine.store.counters();
         self.tally.read = read;
         self.tally.sweeps += 1;
-        self.charge(sweep, before, read);
+        self.charge(sweep, before, read, self.tally.expert_loads - loads);
         for fold in folded {
             let sequence = self.sequences[fold.want.slot].as_mut().expect("a row belongs to a sequence");
             let fresh = sequence.take(fold, now, &mut self.drawing);
@@ -168,29 +172,6 @@ impl<'a> Run<'a> {
         self.sequences[slot].as_mut().expect("the plan's spans are of sequences that it admitted")
     }
 
-    /// Each row begins as its token's embedding.
-    fn embed(&self, sweep: &Sweep) -> Result<Stream> {
-        let manifest = self.engine.model.manifest();
-        let (store, weight) = (self.engine.store, manifest.embedding);
-        let (width, hidden) = (manifest.stream_width, manifest.hidden);
-        let mut stream = Stream { data: self.engine.scratch.take(sweep.rows() * width), width };
-        let element = store.element(weight);
-        let mut stored = vec![0u8; hidden * element.bytes()];
-        let ids = sweep.spans.iter().flat_map(|span| {
-            let sequence = self.sequence(span.slot);
-            span.positions.clone().map(|position| sequence.token(position as usize))
-        });
-        for (row, id) in stream.data.chunks_exact_mut(width).zip(ids) {
-            store.row(weight, id as usize, &mut stored)?;
-            let data = match element {
-                Element::F32 => Data::F32(&stored),
-                Element::Bf16 => Data::Bf16(&stored),
-            };
-            Matrix { rows: 1, cols: hidden, data }.decode(&mut row[..hidden]);
-        }
-        Ok(stream)
-    }
-
     /// The rows whose logits matter, in the sweep's order.
     fn wants(&self, sweep: &Sweep) -> Vec<Want> {
         let mut wants = Vec::new();
@@ -206,8 +187,7 @@ impl<'a> Run<'a> {
     }
 
     /// All layers and the head.
-    fn compute(&mut self, sweep: &Sweep, mut stream: Stream, wants: Vec<Want>) -> Result<Vec<Fold>> {
-        let model = self.engine.model;
+    fn compute(&mut self, sweep: &Sweep, wants: Vec<Want>) -> Result<Vec<Fold>> {
         let mut spans = Vec::with_capacity(sweep.spans.len());
         let mut row = 0;
         let mut planned = sweep.spans.iter().peekable();
@@ -216,31 +196,30 @@ impl<'a> Run<'a> {
             let sequence = sequence.as_mut().expect("the plan's spans are of sequences that it admitted");
             let rows = row..row + span.positions.len();
             row = rows.end;
+            let ids = span.positions.clone().map(|position| sequence.token(position as usize)).collect();
             let of_answer = span.positions.start as usize >= sequence.prompt_len();
-            spans.push(SpanRows { rows, first: span.positions.start as usize, of_answer, states: &mut sequence.states });
+            spans.push(SpanRows { rows, first: span.positions.start as usize, ids, of_answer, states: &mut sequence.states });
         }
         assert!(planned.next().is_none(), "spans come by ascending slot");
-        let mut feed = SweepFeed::new(self.engine, spans, wants.iter().map(|want| want.row).collect());
-        for layer in 0..model.manifest().layers.len() {
-            feed.enter(layer);
-            model.layer(layer, &mut stream, &mut feed)?;
+        let shares = share::cut(spans, wants, self.walkers);
+        let walked: Vec<_> = shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine)).collect::<Result<_>>()?;
+        let mut used = Used::default();
+        let mut folds = Vec::new();
+        for (part, of_part) in walked {
+            folds.extend(part);
+            if used.pairs == 0 { used = of_part } else { used.join(&of_part) }
         }
-        let vocab = model.manifest().vocab;
-        let mut folds: Vec<Fold> = wants.into_iter().map(|want| Fold::new(want, vocab)).collect();
-        if !folds.is_empty() {
-            let kernels = self.engine.kernels;
-            model.head(&stream, &mut feed, &mut |range, logits| fold::fold(kernels, &mut folds, range, logits))?;
-        }
-        self.tally.expert_rows += feed.expert_rows;
-        self.tally.expert_loads += feed.expert_loads;
-        self.tally.answer_expert_loads += feed.answer_expert_loads;
+        self.tally.expert_rows += used.pairs;
+        self.tally.expert_loads += used.loads();
+        self.tally.answer_expert_loads += used.answer_loads();
         Ok(folds)
     }
 
     /// Shares the sweep's bytes out evenly over its rows.
-    fn charge(&mut self, sweep: &Sweep, before: Counters, after: Counters) {
+    fn charge(&mut self, sweep: &Sweep, before: Counters, after: Counters, loads: u64) {
         let bytes = (after.trunk_bytes + after.expert_bytes) - (before.trunk_bytes + before.expert_bytes);
         let share = bytes as i64 / sweep.rows().max(1) as i64;
+        let misses = after.blocks_read - before.blocks_read;
         for span in &sweep.spans {
             let sequence = self.sequence_mut(span.slot);
             let prompt = (sequence.prompt_len() as u32).clamp(span.positions.start, span.positions.end) - span.positions.start;
@@ -248,8 +227,8 @@ impl<'a> Run<'a> {
             sequence.sweep_rows = sweep.rows() as i32;
             sequence.sweep_share = share;
             sequence.stamp.bytes_read += share * span.positions.len() as i64;
-            sequence.stamp.expert_hits += (after.blocks_resident - before.blocks_resident) as i64;
-            sequence.stamp.expert_misses += (after.blocks_read - before.blocks_read) as i64;
+            sequence.stamp.expert_hits += loads.saturating_sub(misses) as i64; // walkers read for themselves what is not kept
+            sequence.stamp.expert_misses += misses as i64;
             self.tally.prompt_tokens += u64::from(prompt);
         }
     }

@@ -13,11 +13,11 @@ mod rows;
 
 use super::feed::{SpanRows, SweepFeed};
 use super::*;
-use crate::kernels::{Path as KernelPath, View, ViewMut};
+use crate::kernels::{Data, Matrix, Path as KernelPath, View, ViewMut};
 use crate::memory::Ledger;
 use crate::model::manifest::{PANEL_BYTES, StateId, StateSpec, WeightId};
-use crate::model::{self, Expert, Feed, Mix, Routing};
-use crate::plan::{Allotment, Grouping, StateBytes};
+use crate::model::{self, Expert, Feed, Mix, Routing, Stream};
+use crate::plan::{Allotment, Grouping, StateBytes, Walkers};
 use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
@@ -93,7 +93,7 @@ impl Feed for Recorder<'_> {
     fn mix(&mut self, state: StateId, y: &mut [f32], f: &Mix<'_>) -> Result<()> {
         self.inner.mix(state, y, f)
     }
-    fn narrow(&mut self, x: &mut model::Stream, beside: &mut [&mut Buffer]) {
+    fn narrow(&mut self, x: &mut Stream, beside: &mut [&mut Buffer]) {
         self.inner.narrow(x, beside);
     }
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
@@ -170,7 +170,15 @@ impl Bench {
     ) -> Result<(Vec<Event>, Tally)> {
         let (model, watch) = (self.model.manifest(), Ticks(AtomicI64::new(0)));
         let state = StateBytes { fixed: model.fixed_floats() as u64 * 4, a_token: model.token_floats() as u64 * 4 };
-        let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
+        let allotment = Allotment {
+            ledger: Ledger::default(),
+            wave,
+            prefill_rows,
+            state_bytes: u64::MAX,
+            kept_panels: 0,
+            kept_blocks: 0,
+            walkers: Walkers { most: threads, rows: 4 },
+        };
         let mut plan = Schedule::new(self.rows.clone(), grouping, allotment, state);
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
@@ -245,7 +253,7 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
         bench.store.row(manifest.embedding, id as usize, &mut stored).expect("an embedding");
         Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
     }
-    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, of_answer: false, states: &mut states }];
+    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, ids: prompt.to_vec(), of_answer: false, states: &mut states }];
     let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect()), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);

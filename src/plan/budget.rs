@@ -81,6 +81,8 @@ pub struct Limits {
     pub resident_bytes: Option<u64>,
     /// Blocks that are computed side by side.
     pub blocks_in_flight: u64,
+    /// Threads of arithmetic.
+    pub threads: usize,
     /// Most that the reading of one row took.
     pub reading_bytes: u64,
     /// Answers under construction.
@@ -113,6 +115,17 @@ pub struct Allotment {
     pub kept_panels: u64,
     /// Blocks kept, layer by layer.
     pub kept_blocks: u64,
+    /// Who walks the layers.
+    pub walkers: Walkers,
+}
+
+/// How many threads walk a sweep through the layers, each with rows of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Walkers {
+    /// At most so many.
+    pub most: usize,
+    /// Each with at least so many rows.
+    pub rows: usize,
 }
 
 /// The process itself: code, stacks, the allocator's slack, Parquet's dictionaries.
@@ -125,7 +138,7 @@ const ANSWERED_PART: u64 = 3;
 const ROW_BYTES: u64 = 32;
 /// The widest wave by default: beyond it a sweep's overhead is spread thin enough.
 const WAVE_MAX: u64 = 4096;
-/// Prompt rows of a sweep by default: where all weights stay in memory, rows that fit a core's cache are computed fastest.
+/// Prompt rows of a walker by default: where all weights stay in memory, rows that fit a core's cache are computed fastest.
 const PREFILL_ROWS_RESIDENT: u64 = 1024;
 /// Prompt rows of a sweep by default where weights stream.
 const PREFILL_ROWS_STREAMED: u64 = 16_384;
@@ -134,9 +147,20 @@ const EXPERT_ROWS: u64 = 4096;
 /// Parts in a hundred that buffers of changing sizes leave unused.
 const SLACK_PERCENT: u64 = 10;
 
-/// Most (row, expert) pairs that are computed side by side in a sweep of so many rows.
+/// Rows of a walker at least: each decodes every weight for itself, a trifle from here on.
+const WALKER_ROWS: u64 = 256;
+
+/// Most (row, expert) pairs that are computed side by side by a walker of so many rows.
 pub fn expert_rows(rows: u64, chosen: u64) -> u64 {
     rows.max(EXPERT_ROWS.min(rows.saturating_mul(chosen)))
+}
+
+/// The same of all walkers of a sweep.
+fn expert_rows_of(walkers: u64, rows: u64, chosen: u64) -> u64 {
+    match walkers.min(rows / WALKER_ROWS) {
+        0 | 1 => expert_rows(rows, chosen),
+        walkers => rows.saturating_mul(chosen).min(rows + walkers * EXPERT_ROWS),
+    }
 }
 
 /// The job's rows in a few numbers.
@@ -178,7 +202,8 @@ pub fn reading_room(budget_bytes: u64, m: &ModelFacts) -> u64 {
 /// The least that the job can run in exceeds the budget.
 pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allotment, Box<Refusal>> {
     let needs = Needs::of(rows, m);
-    let least = build(m, limits, &needs, 1, 1, m.state.of(needs.longest), (0, 0));
+    let least = Sizes { wave: 1, prefill_rows: 1, state_bytes: m.state.of(needs.longest), kept: (0, 0), walkers: 1 };
+    let least = build(m, limits, &needs, least);
     if least.ledger.total() > limits.budget_bytes {
         let blame = least.ledger.lines.iter().max_by_key(|l| l.bytes).map_or("", |l| l.name);
         return Err(Box::new(Refusal { smallest_bytes: least.ledger.total(), blame, ledger: least.ledger }));
@@ -186,18 +211,25 @@ pub fn allot(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Result<Allot
     let fits = |a: &Allotment| a.ledger.total() <= limits.budget_bytes;
     let all = m.panels.iter().sum::<u64>() + m.blocks.iter().map(|(n, _, bytes)| n * bytes).sum::<u64>();
     let resident = all <= limits.resident_bytes.unwrap_or(u64::MAX).min(limits.budget_bytes / 2);
-    let row_cap = if resident { PREFILL_ROWS_RESIDENT } else { PREFILL_ROWS_STREAMED };
+    let walkers = if resident { limits.threads } else { 1 };
+    let row_cap = if resident { PREFILL_ROWS_RESIDENT * walkers as u64 } else { PREFILL_ROWS_STREAMED };
     let rows_max = limits.prefill_rows.map_or(row_cap, |n| n as u64).clamp(1, needs.prompt_tokens.max(1));
     let wave_max = limits.wave.map_or(WAVE_MAX, |n| n as u64).clamp(1, needs.runnable.max(1));
     let state = |wave: u64| wave.saturating_mul(m.state.of(needs.longest)).min(needs.state_all).max(m.state.of(needs.longest));
-    let with = |wave: u64, rows: u64, kept| build(m, limits, &needs, wave, rows, state(wave), kept);
+    let with = |wave: u64, prefill_rows: u64, kept| {
+        build(m, limits, &needs, Sizes { wave, prefill_rows, state_bytes: state(wave), kept, walkers })
+    };
 
     let few_rows = rows_max.min(256);
     let rows_first = largest(few_rows, |n| fits(&with(1, n, (0, 0))));
     let wave = largest(wave_max, |n| fits(&with(n, rows_first, (0, 0))));
     let rows = largest(rows_max, |n| fits(&with(wave, n.max(rows_first), (0, 0)))).max(rows_first);
     let spare = limits.budget_bytes - with(wave, rows, (0, 0)).ledger.total();
-    Ok(with(wave, rows, kept(m, spare.min(limits.resident_bytes.unwrap_or(u64::MAX)))))
+    let mut allotment = with(wave, rows, kept(m, spare.min(limits.resident_bytes.unwrap_or(u64::MAX))));
+    if allotment.kept_blocks < m.blocks.iter().map(|b| b.0).sum() || allotment.kept_panels < m.panels.len() as u64 {
+        allotment.walkers.most = 1; // what streams is read once for all rows
+    }
+    Ok(allotment)
 }
 
 /// The largest n in 1..=max for which `fits` holds; 1 is known to fit.
@@ -232,7 +264,18 @@ fn kept(m: &ModelFacts, mut spare: u64) -> (u64, u64) {
     (panels, blocks)
 }
 
-fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows: u64, state_bytes: u64, kept: (u64, u64)) -> Allotment {
+/// What a ledger follows from.
+struct Sizes {
+    wave: u64,
+    prefill_rows: u64,
+    state_bytes: u64,
+    /// Panels, blocks.
+    kept: (u64, u64),
+    walkers: usize,
+}
+
+fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes) -> Allotment {
+    let Sizes { wave, prefill_rows, state_bytes, kept, walkers } = sizes;
     let mut ledger = Ledger::default();
     let rows = prefill_rows + if needs.longest_answer > 1 { wave } else { 0 };
     let panel = m.panels.iter().max().copied().unwrap_or(0);
@@ -252,7 +295,7 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     let (sequences, tokens) = (show_count(wave), show_count(needs.longest));
     ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in flight, each up to {tokens} tokens"));
     let chosen = m.blocks.iter().map(|b| b.1).max().unwrap_or(0);
-    let activations = rows * a_row + expert_rows(rows, chosen) * m.expert_row_bytes;
+    let activations = rows * a_row + expert_rows_of(walkers as u64, rows, chosen) * m.expert_row_bytes;
     ledger.reserve("activations", activations + activations * SLACK_PERCENT / 100, format!("{} rows in a sweep", show_count(rows)));
     ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
     let trunk: u64 = m.panels[..kept.0 as usize].iter().sum();
@@ -269,7 +312,15 @@ fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, wave: u64, prefill_rows
     );
     let more = read.saturating_sub(ledger.total());
     ledger.reserve("long rows", more, "reading the longest row, before other memory is taken");
-    Allotment { ledger, wave: wave as usize, prefill_rows: prefill_rows as usize, state_bytes, kept_panels: kept.0, kept_blocks: kept.1 }
+    Allotment {
+        ledger,
+        wave: wave as usize,
+        prefill_rows: prefill_rows as usize,
+        state_bytes,
+        kept_panels: kept.0,
+        kept_blocks: kept.1,
+        walkers: Walkers { most: walkers, rows: WALKER_ROWS as usize },
+    }
 }
 
 #[cfg(test)]
@@ -301,6 +352,7 @@ mod tests {
             prefill_rows: None,
             resident_bytes: None,
             blocks_in_flight: 4,
+            threads: 2,
             reading_bytes: 0,
             output_bytes: 1 << 20,
         }

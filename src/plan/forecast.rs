@@ -72,7 +72,7 @@ fn union_bytes(m: &ModelFacts, mut kept: u64, rows: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Allotment, Grouping, StateBytes};
+    use super::super::{Allotment, Grouping, StateBytes, Walkers};
     use super::*;
     use crate::memory::Ledger;
     use crate::request::RowFacts;
@@ -86,7 +86,15 @@ mod tests {
             drawn: false,
             prompt_logprobs: true,
         };
-        let allotment = Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes: u64::MAX, kept_panels: 0, kept_blocks: 0 };
+        let allotment = Allotment {
+            ledger: Ledger::default(),
+            wave,
+            prefill_rows,
+            state_bytes: u64::MAX,
+            kept_panels: 0,
+            kept_blocks: 0,
+            walkers: Walkers { most: 1, rows: 1 },
+        };
         Schedule::new(rows.iter().map(row).collect(), Grouping::Input, allotment, StateBytes::default())
     }
 

@@ -158,12 +158,21 @@ fn mix(i: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Walkers;
     use super::*;
     use crate::memory::Ledger;
     use proptest::prelude::*;
 
     fn allotment(wave: usize, prefill_rows: usize, state_bytes: u64) -> Allotment {
-        Allotment { ledger: Ledger::default(), wave, prefill_rows, state_bytes, kept_panels: 0, kept_blocks: 0 }
+        Allotment {
+            ledger: Ledger::default(),
+            wave,
+            prefill_rows,
+            state_bytes,
+            kept_panels: 0,
+            kept_blocks: 0,
+            walkers: Walkers { most: 1, rows: 1 },
+        }
     }
 
     const ONE: StateBytes = StateBytes { fixed: 1, a_token: 1 };

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::bytes::{Bytes, Pool};
@@ -28,12 +28,12 @@ pub struct Checkpoint {
     panel_base: Vec<u64>,
     /// Rank of each layer's first block, and behind the last one the number of blocks.
     block_base: Vec<u64>,
-    kept_panels: Vec<OnceLock<Lease>>,
-    kept_blocks: Vec<OnceLock<Lease>>,
+    /// Locked while a piece is read, so that two threads never read one twice.
+    kept_panels: Vec<Mutex<Option<Lease>>>,
+    kept_blocks: Vec<Mutex<Option<Lease>>>,
     trunk_bytes: AtomicU64,
     expert_bytes: AtomicU64,
     blocks_read: AtomicU64,
-    blocks_resident: AtomicU64,
     read_us: AtomicU64,
 }
 
@@ -60,15 +60,14 @@ impl Checkpoint {
             trunk_bytes: AtomicU64::new(0),
             expert_bytes: AtomicU64::new(0),
             blocks_read: AtomicU64::new(0),
-            blocks_resident: AtomicU64::new(0),
             read_us: AtomicU64::new(0),
         })
     }
 
     /// Decides which pieces stay in memory once they have been read.
     pub fn keep(&mut self, keep: Keep) {
-        self.kept_panels.resize_with(keep.panels as usize, OnceLock::new);
-        self.kept_blocks.resize_with(keep.blocks as usize, OnceLock::new);
+        self.kept_panels.resize_with(keep.panels as usize, Mutex::default);
+        self.kept_blocks.resize_with(keep.blocks as usize, Mutex::default);
     }
 
     /// Bytes of each weight, in the manifest's order.
@@ -112,7 +111,7 @@ impl Checkpoint {
         }
     }
 
-    fn kept(&self, piece: Piece) -> Option<&OnceLock<Lease>> {
+    fn kept(&self, piece: Piece) -> Option<&Mutex<Option<Lease>>> {
         let list = match piece {
             Piece::Panel { .. } => &self.kept_panels,
             Piece::Block { .. } => &self.kept_blocks,
@@ -161,7 +160,10 @@ impl Checkpoint {
         self.read_us.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
         let counter = match piece {
             Piece::Panel { .. } => &self.trunk_bytes,
-            Piece::Block { .. } => &self.expert_bytes,
+            Piece::Block { .. } => {
+                self.blocks_read.fetch_add(1, Ordering::Relaxed);
+                &self.expert_bytes
+            }
         };
         counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(Lease { bytes: Arc::new(bytes), parts: parts.into() })
@@ -192,19 +194,13 @@ fn lay_out(extents: &[(Place, usize)]) -> (Vec<Range<usize>>, Vec<Run>) {
 
 impl Store for Checkpoint {
     fn take(&self, piece: Piece) -> Result<Lease> {
-        let slot = self.kept(piece);
-        let held = slot.and_then(OnceLock::get).cloned();
-        if matches!(piece, Piece::Block { .. }) {
-            let counter = if held.is_some() { &self.blocks_resident } else { &self.blocks_read };
-            counter.fetch_add(1, Ordering::Relaxed);
+        let Some(slot) = self.kept(piece) else { return self.load(piece, false) };
+        let mut held = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lease) = &*held {
+            return Ok(lease.clone());
         }
-        if let Some(lease) = held {
-            return Ok(lease);
-        }
-        let lease = self.load(piece, slot.is_some())?;
-        if let Some(slot) = slot {
-            let _ = slot.set(lease.clone()); // another reader of the same piece may have been first; the bytes are the same
-        }
+        let lease = self.load(piece, true)?;
+        *held = Some(lease.clone());
         Ok(lease)
     }
 
@@ -244,7 +240,6 @@ impl Store for Checkpoint {
             trunk_bytes: self.trunk_bytes.load(Ordering::Relaxed),
             expert_bytes: self.expert_bytes.load(Ordering::Relaxed),
             blocks_read: self.blocks_read.load(Ordering::Relaxed),
-            blocks_resident: self.blocks_resident.load(Ordering::Relaxed),
             read_us: self.read_us.load(Ordering::Relaxed),
         }
     }

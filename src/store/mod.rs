@@ -83,10 +83,8 @@ pub struct Counters {
     pub trunk_bytes: u64,
     /// Routed experts.
     pub expert_bytes: u64,
-    /// Blocks that were read when asked for.
+    /// Blocks that were read.
     pub blocks_read: u64,
-    /// Blocks that were in memory when asked for.
-    pub blocks_resident: u64,
     /// Time spent in reads, microseconds.
     pub read_us: u64,
 }

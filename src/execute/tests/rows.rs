@@ -66,8 +66,11 @@ fn experts_are_summed_in_ascending_id() {
     for (blocks_in_flight, rows, choosing) in [(1, 1, 1), (4, 3, 3), (1, 9, 1), (2, 9, 1), (3, 9, 1), (5, 9, 2)] {
         let engine = Engine { blocks_in_flight, ..bench.engine(Kernels::detect(), &watch) };
         let mut states = vec![Vec::new(); rows];
-        let spans =
-            states.iter_mut().enumerate().map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, of_answer: false, states }).collect();
+        let spans = states
+            .iter_mut()
+            .enumerate()
+            .map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, ids: vec![0], of_answer: false, states })
+            .collect();
         let mut feed = SweepFeed::new(&engine, spans, Vec::new());
         feed.enter(1);
         let ids = [[19, 2, 7].repeat(choosing), [21, 22, 20].repeat(rows - choosing)].concat();
@@ -84,7 +87,7 @@ fn experts_are_summed_in_ascending_id() {
             let expected = if r < choosing { (r + 1) as f32 } else { 0.0 };
             assert!(row.iter().all(|&v| v == expected), "{blocks_in_flight} in flight, row {r} of {rows}: {row:?}");
         }
-        assert_eq!((feed.expert_rows, feed.expert_loads), (3 * rows as u64, if rows > choosing { 6 } else { 3 }));
+        assert_eq!((feed.used.pairs, feed.used.loads()), (3 * rows as u64, if rows > choosing { 6 } else { 3 }));
     }
 }
 

@@ -5,8 +5,8 @@
 use super::{by_groups, project, project_part};
 use crate::error::Result;
 use crate::kernels::{Delta, View, ViewMut};
-use crate::model::{Feed, Stream};
 use crate::model::manifest::{StateId, WeightId};
+use crate::model::{Feed, Stream};
 use crate::scratch::Buffer;
 
 /// eps of the query's and the key's L2 norm.

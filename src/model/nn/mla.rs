@@ -6,8 +6,8 @@
 use super::{by_groups, by_rows, project, project_part, rms_norm};
 use crate::error::Result;
 use crate::kernels::{Attention, Steps, View, ViewMut};
-use crate::model::{Feed, Stream};
 use crate::model::manifest::{StateId, WeightId};
+use crate::model::{Feed, Stream};
 use crate::scratch::Buffer;
 
 /// The weights and widths of one layer.

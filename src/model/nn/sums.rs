@@ -21,15 +21,7 @@ impl Sums {
     ///
     /// # Errors
     /// What `feed` reports.
-    pub fn normed(
-        &self,
-        feed: &mut dyn Feed,
-        sources: usize,
-        x: &Stream,
-        then: WeightId,
-        hidden: usize,
-        eps: f32,
-    ) -> Result<Buffer> {
+    pub fn normed(&self, feed: &mut dyn Feed, sources: usize, x: &Stream, then: WeightId, hidden: usize, eps: f32) -> Result<Buffer> {
         let (norm, gain) = (feed.vector(self.norm)?, feed.vector(then)?);
         let mut weight = feed.vector(self.proj)?;
         for (w, n) in weight.iter_mut().zip(norm.iter()) {
