@@ -195,7 +195,8 @@ impl Lanes for Avx2 {
         for r in 0..LANES {
             (left[r / 8][r % 8], right[r / 8][r % 8]) = (rows[r].0, rows[r].1);
         }
-        let (left, right) = (left.map(transpose), right.map(transpose));
+        // Not by `map`, which would call a function compiled without the set.
+        let (left, right) = ([transpose(left[0]), transpose(left[1])], [transpose(right[0]), transpose(right[1])]);
         let mut out = rows;
         for c in 0..8 {
             out[c] = Avx2(left[0][c], left[1][c]);

@@ -74,6 +74,11 @@ impl Operation for Head<'_> {
             self.strip::<L, 4>(from, 4 * LANES);
             from += 4 * LANES;
         }
+        // Two chains at a time: one alone waits four cycles a step.
+        while from + 2 * LANES <= d {
+            self.strip::<L, 2>(from, 2 * LANES);
+            from += 2 * LANES;
+        }
         while from < d {
             let width = LANES.min(d - from);
             self.strip::<L, 1>(from, width);

@@ -42,7 +42,7 @@ pub(super) trait Real: Copy {
 
 /// Sixteen lanes of f32, with what loads and sums need beyond [`Real`].
 pub(super) trait Lanes: Real {
-    /// Whether a block of 4 x 4 sums fits the registers.
+    /// Whether a block of 6 x 4 sums fits the registers.
     const WIDE: bool;
 
     fn load(from: &[f32; LANES]) -> Self;
@@ -69,18 +69,6 @@ pub(super) trait Lanes: Real {
     fn sum(self) -> f32;
     /// The same tree with [`Real::max`].
     fn largest(self) -> f32;
-
-    /// The sum of each of a block's accumulators: R x N trees.
-    #[inline(always)]
-    fn sums<const R: usize, const N: usize>(block: [[Self; N]; R]) -> [[f32; N]; R] {
-        let mut out = [[0.0; N]; R];
-        for r in 0..R {
-            for n in 0..N {
-                out[r][n] = block[r][n].sum();
-            }
-        }
-        out
-    }
 
     /// At most sixteen values, the rest filled with `fill`.
     #[inline(always)]
