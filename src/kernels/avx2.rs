@@ -95,6 +95,10 @@ impl Real for Avx2 {
         let (low, high) = (half_powers(self.0), half_powers(self.1));
         (Avx2(low.0, high.0), Avx2(low.1, high.1))
     }
+    #[inline(always)]
+    fn power(self) -> Self {
+        Avx2(power(set!(_mm256_castps_si256(self.0))), power(set!(_mm256_castps_si256(self.1))))
+    }
 }
 
 /// Eight bf16 to f32.

@@ -84,6 +84,10 @@ impl Real for Avx512 {
         let half = set!(_mm512_srai_epi32::<1>(n));
         (power(half), power(set!(_mm512_sub_epi32(n, half))))
     }
+    #[inline(always)]
+    fn power(self) -> Self {
+        power(set!(_mm512_castps_si512(self.0)))
+    }
 }
 
 /// Columns 4q to 4q + 3 of four rows: quarter q of the result's member c is column 4q + c.

@@ -64,7 +64,7 @@ fn group<L: Lanes, const R: usize, const N: usize>(
         for n in 0..N {
             carried[i][n].store(&mut lines[n].0);
         }
-        for (x, row) in x[i].iter().zip(tile).skip(shared) {
+        for (x, row) in x[i][shared..].iter().zip(&tile[shared..]) {
             for n in 0..N {
                 L::splat(*x).fma(L::load(&row[n].0), L::load(&lines[n].0)).store(&mut lines[n].0);
             }
