@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::lanes::{LANES, Lanes};
-use super::math::exp_of;
+use super::math::weight_of;
 use super::matrix::{Floats, Row};
 use super::pairs::{Inputs, carry, exponentials};
 use super::scratch::{self, Line, numbers};
@@ -64,7 +64,8 @@ pub struct Attention<'a> {
 
 impl Kernels {
     /// Softmax attention; an out row's head h is at h * value_width. A block's scores are chains over ascending columns, times
-    /// `scale`; then the sum and each output are multiplied by exp(old max - new max) and take up the block in order of position.
+    /// `scale`; then the sum and each output are multiplied by exp(old max - new max) and take up the block in order of
+    /// position. An exponential below e^-64 is 0.
     ///
     /// # Panics
     /// When a view is shorter than its shape says.
@@ -261,7 +262,7 @@ impl Task<'_> {
         }
         for i in pairs.start / LANES..marks.most.len() {
             let (old, next) = (L::load(&marks.most[i].0), L::load(&marks.next[i].0));
-            let factor = exp_of(old.sub(next));
+            let factor = weight_of(old.sub(next));
             L::load(&marks.total[i].0).fma(factor, L::load(&marks.added[i].0)).store(&mut marks.total[i].0);
             next.store(&mut marks.most[i].0);
             factor.store(&mut marks.next[i].0);

@@ -19,6 +19,10 @@ const EXP_LEAST: f32 = -104.0;
 /// (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, highest power first.
 const EXP: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
+/// A weight of e^-64 = 2^-92 changes nothing that has 24 bits. Products with smaller ones would be subnormal numbers, for which
+/// some machines need a hundred times as long.
+const NEGLIGIBLE: f32 = -64.0;
+
 /// e^x of less does not change 1 + e^x, and 2^n of its exponent is still a normal number.
 const TANH_LEAST: f32 = -87.0;
 
@@ -46,6 +50,18 @@ pub(super) fn exp_of<V: Real>(x: V) -> V {
     let p = p.fma(r.mul(r), r).add(V::splat(1.0));
     let (a, b) = t.powers();
     p.mul(a).mul(b)
+}
+
+/// e^x of a score less the largest one, so x <= 0; 0 below [`NEGLIGIBLE`].
+#[inline(always)]
+pub(super) fn weight_of<V: Real>(x: V) -> V {
+    let least = V::splat(NEGLIGIBLE);
+    let y = least.max(x); // a NaN is not below the bound and stays
+    let t = y.fma(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND));
+    let n = t.sub(V::splat(ROUND));
+    let r = n.fma(V::splat(-LN2_LOW), n.fma(V::splat(-LN2_HIGH), y));
+    let p = polynomial(r, EXP).fma(r.mul(r), r).add(V::splat(1.0));
+    least.above(x, V::splat(0.0), p.mul(t.power()))
 }
 
 /// 1 / (1 + e^-x)
@@ -220,6 +236,16 @@ mod tests {
         assert_eq!(tanh(-0.0).to_bits(), (-0.0f32).to_bits());
         assert_eq!(tanh(f32::from_bits(7)).to_bits(), 7);
         assert!(tanh(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn weights_are_close_or_nothing() {
+        assert!(worst(weight_of, f64::exp, -64.0, 0.0) <= 2.0, "{}", worst(weight_of, f64::exp, -64.0, 0.0));
+        assert_eq!(weight_of(0.0f32).to_bits(), 1.0f32.to_bits());
+        for x in [-64.00001, -100.0, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(weight_of(x).to_bits(), 0, "{x}");
+        }
+        assert!(weight_of(f32::NAN).is_nan());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::lanes::{LANES, Lanes};
-use super::math::exp_of;
+use super::math::weight_of;
 use super::matmul::chains;
 use super::scratch::Line;
 
@@ -73,8 +73,8 @@ fn group<L: Lanes, const R: usize, const N: usize>(
     R
 }
 
-/// The first `count` of a block's products become exp(scale * product - max), the rest of the last line 0. Returns the
-/// largest score, `old` included, and the sum.
+/// The first `count` of a block's products become exp(scale * product - max), 0 below e^-64, the rest of the last line 0.
+/// Returns the largest score, `old` included, and the sum.
 #[inline(always)]
 pub(super) fn exponentials<L: Lanes>(lines: &mut [Line], count: usize, scale: f32, old: f32) -> (f32, f32) {
     let mut most = L::splat(f32::NEG_INFINITY);
@@ -91,7 +91,7 @@ pub(super) fn exponentials<L: Lanes>(lines: &mut [Line], count: usize, scale: f3
     let next = if block > old { block } else { old };
     let mut sum = L::splat(0.0);
     for line in lines {
-        let p = exp_of(L::load(&line.0).sub(L::splat(next)));
+        let p = weight_of(L::load(&line.0).sub(L::splat(next)));
         p.store(&mut line.0);
         sum = sum.add(p);
     }
