@@ -95,6 +95,10 @@ impl Real for Avx2 {
         let (low, high) = (half_powers(self.0), half_powers(self.1));
         (Avx2(low.0, high.0), Avx2(low.1, high.1))
     }
+    #[inline(always)]
+    fn power(self) -> Self {
+        Avx2(power(set!(_mm256_castps_si256(self.0))), power(set!(_mm256_castps_si256(self.1))))
+    }
 }
 
 /// Eight bf16 to f32.
@@ -195,7 +199,8 @@ impl Lanes for Avx2 {
         for r in 0..LANES {
             (left[r / 8][r % 8], right[r / 8][r % 8]) = (rows[r].0, rows[r].1);
         }
-        let (left, right) = (left.map(transpose), right.map(transpose));
+        // Not by `map`, which would call a function compiled without the set.
+        let (left, right) = ([transpose(left[0]), transpose(left[1])], [transpose(right[0]), transpose(right[1])]);
         let mut out = rows;
         for c in 0..8 {
             out[c] = Avx2(left[0][c], left[1][c]);

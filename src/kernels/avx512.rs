@@ -84,42 +84,10 @@ impl Real for Avx512 {
         let half = set!(_mm512_srai_epi32::<1>(n));
         (power(half), power(set!(_mm512_sub_epi32(n, half))))
     }
-}
-
-/// The first step of the tree for two accumulators at once: eight lanes of each.
-#[inline(always)]
-fn eights(a: __m512, b: __m512) -> __m512 {
-    set!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b)))
-}
-
-/// The second step for two pairs: four lanes of each.
-#[inline(always)]
-fn fours(ab: __m512, cd: __m512) -> __m512 {
-    set!(_mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)))
-}
-
-/// Four lanes of each row's accumulator of output n; zeros where the block has no such row or output.
-#[inline(always)]
-fn output_sums<const R: usize, const N: usize>(block: &[[Avx512; N]; R], n: usize) -> __m512 {
-    let (a, b, c, d) = (cell(block, 0, n), cell(block, 1, n), cell(block, 2, n), cell(block, 3, n));
-    fours(eights(a, b), eights(c, d))
-}
-
-#[inline(always)]
-fn cell<const R: usize, const N: usize>(block: &[[Avx512; N]; R], r: usize, n: usize) -> __m512 {
-    if r < R && n < N { block[r][n].0 } else { set!(_mm512_setzero_ps()) }
-}
-
-/// The third step: two lanes of each.
-#[inline(always)]
-fn twos(a: __m512, b: __m512) -> __m512 {
-    set!(_mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b)))
-}
-
-/// The last step: the sums.
-#[inline(always)]
-fn ones(a: __m512, b: __m512) -> __m512 {
-    set!(_mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
+    #[inline(always)]
+    fn power(self) -> Self {
+        power(set!(_mm512_castps_si512(self.0)))
+    }
 }
 
 /// Columns 4q to 4q + 3 of four rows: quarter q of the result's member c is column 4q + c.
@@ -228,20 +196,5 @@ impl Lanes for Avx512 {
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         })
-    }
-
-    /// Sixteen trees in the shuffles of four: each step halves the lanes and joins two registers.
-    #[inline(always)]
-    fn sums<const R: usize, const N: usize>(block: [[Self; N]; R]) -> [[f32; N]; R] {
-        const { assert!(R <= 4 && N <= 4) };
-        let left = twos(output_sums(&block, 0), output_sums(&block, 1));
-        let right = twos(output_sums(&block, 2), output_sums(&block, 3));
-        let mut sums = [0.0; LANES]; // [row, output]
-        Avx512(ones(left, right)).store(&mut sums);
-        let mut out = [[0.0; N]; R];
-        for r in 0..R {
-            out[r].copy_from_slice(&sums[4 * r..4 * r + N]);
-        }
-        out
     }
 }

@@ -38,11 +38,13 @@ pub(super) trait Real: Copy {
     fn with_sign_of(self, other: Self) -> Self;
     /// `self` is n + [`ROUND`]: two powers of two whose product is 2^n. Two, since 2^n may be subnormal or past the top.
     fn powers(self) -> (Self, Self);
+    /// `self` is n + [`ROUND`], -126 <= n <= 127: 2^n.
+    fn power(self) -> Self;
 }
 
 /// Sixteen lanes of f32, with what loads and sums need beyond [`Real`].
 pub(super) trait Lanes: Real {
-    /// Whether a block of 4 x 4 sums fits the registers.
+    /// Whether a block of 6 x 4 sums fits the registers.
     const WIDE: bool;
 
     fn load(from: &[f32; LANES]) -> Self;
@@ -69,18 +71,6 @@ pub(super) trait Lanes: Real {
     fn sum(self) -> f32;
     /// The same tree with [`Real::max`].
     fn largest(self) -> f32;
-
-    /// The sum of each of a block's accumulators: R x N trees.
-    #[inline(always)]
-    fn sums<const R: usize, const N: usize>(block: [[Self; N]; R]) -> [[f32; N]; R] {
-        let mut out = [[0.0; N]; R];
-        for r in 0..R {
-            for n in 0..N {
-                out[r][n] = block[r][n].sum();
-            }
-        }
-        out
-    }
 
     /// At most sixteen values, the rest filled with `fill`.
     #[inline(always)]
@@ -148,7 +138,14 @@ impl Real for f32 {
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
         (power(half), power(n.wrapping_sub(half)))
     }
+    #[inline(always)]
+    fn power(self) -> f32 {
+        f32::from_bits(self.to_bits().wrapping_add(127) << 23)
+    }
 }
+
+/// The bits of [`ROUND`] end in zeros, so n + 127 stands where a shift makes it the exponent.
+const _: () = assert!(ROUND.to_bits().trailing_zeros() >= 9);
 
 /// Sixteen scalars: the definition that the vector paths must match, and the path of machines without them.
 #[derive(Clone, Copy)]
@@ -175,7 +172,7 @@ impl Real for Portable {
     }
     lanewise! {
         add(other); sub(other); mul(other); div(other); fma(factor, addend); max(other);
-        above(bound, yes, no); abs(); with_sign_of(other);
+        above(bound, yes, no); abs(); with_sign_of(other); power();
     }
     #[inline(always)]
     fn powers(self) -> (Self, Self) {

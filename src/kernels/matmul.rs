@@ -164,7 +164,7 @@ impl Task<'_> {
         for (i, row) in x.iter_mut().enumerate() {
             *row = &self.x.row(r + i, self.w.cols)[from..][..weights.len()];
         }
-        let sums = chains::<L, R, N>(x, weights);
+        let sums = chains::<L, R, N>(x, weights, [[L::splat(0.0); N]; R]);
         let count = (self.outputs.end - n).min(N * LANES);
         for (i, sums) in sums.iter().enumerate() {
             // SAFETY: these outputs of these rows belong to this task alone, and rows do not overlap.
@@ -184,18 +184,26 @@ impl Task<'_> {
     }
 }
 
-/// R x N vectors of chains over all columns of `weights`; each row of x has as many.
+/// R x N vectors of chains carried on over all columns of `weights`.
+///
+/// # Panics
+/// When a row of x is shorter.
 #[inline(always)]
-fn chains<L: Lanes, const R: usize, const N: usize>(x: [&[f32]; R], weights: &[[Line; N]]) -> [[L; N]; R] {
-    let mut sums = [[L::splat(0.0); N]; R];
+pub(super) fn chains<L: Lanes, const R: usize, const N: usize>(
+    x: [&[f32]; R],
+    weights: &[[Line; N]],
+    mut sums: [[L; N]; R],
+) -> [[L; N]; R] {
+    for row in &x {
+        assert!(row.len() >= weights.len(), "a row of inputs is shorter than its columns");
+    }
     for (k, column) in weights.iter().enumerate() {
         let mut vectors = [L::splat(0.0); N];
         for n in 0..N {
             vectors[n] = L::load(&column[n].0);
         }
         for r in 0..R {
-            debug_assert!(k < x[r].len());
-            // SAFETY: k < weights.len(), the length of each row.
+            // SAFETY: k < weights.len(), at most the length of each row.
             let input = L::splat(unsafe { *x[r].get_unchecked(k) });
             for n in 0..N {
                 sums[r][n] = input.fma(vectors[n], sums[r][n]);

@@ -142,6 +142,12 @@ impl<'a> Floats<'a> {
         let (chunks, tail) = values.as_chunks();
         Floats { chunks, tail }
     }
+
+    /// Where chunk i lies, or would lie: an address to ask for, not to read.
+    #[inline(always)]
+    pub(super) fn at(self, i: usize) -> *const [f32; LANES] {
+        self.chunks.as_ptr().wrapping_add(i)
+    }
 }
 
 impl Row for Floats<'_> {

@@ -1,9 +1,10 @@
 //! What is the arithmetic, and why does it not depend on who computes it?
 //!
 //! Answers must be bit-identical whatever the batch, threads, point of interruption or machine, so every output
-//! element has ONE order of summation. A product with a matrix sums chains of 128 columns (`matmul`); a score of attention
-//! uses sixteen lanes joined by a fixed tree (`dots`). Sixteen lanes are one AVX-512 register, two AVX2 registers, or
-//! sixteen scalars, so the three paths differ in speed alone (a core's peak here is 240 GFLOP/s: see benches/matmul.rs).
+//! element has ONE order of summation. A product with a matrix sums chains of 128 columns (`matmul`), a score of attention
+//! is one chain (`attend`), a norm's sum uses sixteen lanes joined by a fixed tree. Sixteen lanes are one AVX-512 register,
+//! two AVX2 registers, or sixteen scalars, so the three paths differ in speed alone (a core's peak here is 240 GFLOP/s: see
+//! benches/matmul.rs).
 //!
 //! An instruction set is an implementation of `Lanes`, a format a decoder of sixteen columns or sixteen rows, an operation
 //! one generic body. [`Kernels`] picks the set once a call. Nothing here allocates per call, flushes subnormals, or knows a model.
@@ -16,13 +17,13 @@ mod avx2;
 mod avx512;
 mod conv;
 mod delta;
-mod dots;
 mod fold;
 mod lanes;
 pub mod math;
 mod matmul;
 mod matrix;
 mod norm;
+mod pairs;
 mod parallel;
 mod pointwise;
 mod scratch;

@@ -8,18 +8,52 @@ use super::scratch::{self, Line};
 use super::view::View;
 use super::{Kernels, Operation, parallel};
 
-/// Sum of products in the common order.
+/// Rows whose sums run at the same time: one chain alone waits four cycles a step.
+const TOGETHER: usize = 4;
+
+/// Sums of products of R pairs of rows of one length, each in the common order.
 #[inline(always)]
-fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let mut sum = L::splat(0.0);
-    for (a, b) in a.iter().zip(b) {
-        sum = L::load(a).fma(L::load(b), sum);
+fn dots<L: Lanes, const R: usize>(a: [&[f32]; R], b: [&[f32]; R]) -> [f32; R] {
+    let width = a[0].len();
+    let mut chunks: [[&[[f32; LANES]]; 2]; R] = [[&[]; 2]; R];
+    for r in 0..R {
+        chunks[r] = [&a[r].as_chunks().0[..width / LANES], &b[r].as_chunks().0[..width / LANES]];
     }
-    if !a_tail.is_empty() {
-        sum = L::load_part(a_tail, 0.0).fma(L::load_part(b_tail, 0.0), sum);
+    let mut sums = [L::splat(0.0); R];
+    let mut i = 0;
+    while i < width / LANES {
+        for r in 0..R {
+            sums[r] = L::load(&chunks[r][0][i]).fma(L::load(&chunks[r][1][i]), sums[r]);
+        }
+        i += 1;
     }
-    sum.sum()
+    let tail = width / LANES * LANES;
+    let mut out = [0.0; R];
+    for r in 0..R {
+        if tail < width {
+            sums[r] = L::load_part(&a[r][tail..], 0.0).fma(L::load_part(&b[r][tail..], 0.0), sums[r]);
+        }
+        out[r] = sums[r].sum();
+    }
+    out
+}
+
+/// The sums of squares of the first [`TOGETHER`] rows; 0 for those that are not there.
+#[inline(always)]
+fn squares<'a, L: Lanes>(rows: impl Iterator<Item = &'a [f32]>) -> [f32; TOGETHER] {
+    let (mut all, mut count): ([&[f32]; TOGETHER], usize) = ([&[]; TOGETHER], 0);
+    for (place, row) in all.iter_mut().zip(rows) {
+        *place = row;
+        count += 1;
+    }
+    if count == TOGETHER {
+        return dots::<L, TOGETHER>(all, all);
+    }
+    let mut out = [0.0; TOGETHER];
+    for r in 0..count {
+        [out[r]] = dots::<L, 1>([all[r]], [all[r]]);
+    }
+    out
 }
 
 /// `y = (x * factor) * gain`
@@ -31,7 +65,9 @@ fn scale_into<L: Lanes>(x: &[f32], factor: f32, gain: &[f32], y: &mut [f32]) {
     for ((x, gain), y) in xs.iter().zip(gains).zip(ys) {
         L::load(x).mul(factor).mul(L::load(gain)).store(y);
     }
-    L::load_part(x_tail, 0.0).mul(factor).mul(L::load_part(gain_tail, 0.0)).store_part(y_tail);
+    if !y_tail.is_empty() {
+        L::load_part(x_tail, 0.0).mul(factor).mul(L::load_part(gain_tail, 0.0)).store_part(y_tail);
+    }
 }
 
 /// Rows from `first` on, normed into y.
@@ -49,10 +85,14 @@ impl Operation for RmsNorm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let width = self.gain.len();
-        for (r, y) in self.y.chunks_exact_mut(width).enumerate() {
-            let x = self.x.row(self.first + r, width);
-            let factor = 1.0 / (dot::<L>(x, x) / width as f32 + self.eps).sqrt();
-            scale_into::<L>(x, factor, self.gain, y);
+        for (i, ys) in self.y.chunks_mut(TOGETHER * width).enumerate() {
+            let first = self.first + i * TOGETHER;
+            let rows = first..first + ys.len() / width;
+            let squares = squares::<L>(rows.clone().map(|r| self.x.row(r, width)));
+            for ((r, y), squares) in rows.zip(ys.chunks_exact_mut(width)).zip(squares) {
+                let factor = 1.0 / (squares / width as f32 + self.eps).sqrt();
+                scale_into::<L>(self.x.row(r, width), factor, self.gain, y);
+            }
         }
     }
 }
@@ -71,13 +111,18 @@ impl Operation for L2Norm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let scale = L::splat(self.scale);
-        for x in self.x.chunks_exact_mut(self.width) {
-            let factor = L::splat(1.0 / (dot::<L>(x, x) + self.eps).sqrt());
-            let (xs, tail) = x.as_chunks_mut::<LANES>();
-            for x in xs {
-                L::load(x).mul(factor).mul(scale).store(x);
+        for rows in self.x.chunks_mut(TOGETHER * self.width) {
+            let squares = squares::<L>(rows.chunks_exact(self.width));
+            for (x, squares) in rows.chunks_exact_mut(self.width).zip(squares) {
+                let factor = L::splat(1.0 / (squares + self.eps).sqrt());
+                let (xs, tail) = x.as_chunks_mut::<LANES>();
+                for x in xs {
+                    L::load(x).mul(factor).mul(scale).store(x);
+                }
+                if !tail.is_empty() {
+                    L::load_part(tail, 0.0).mul(factor).mul(scale).store_part(tail);
+                }
             }
-            L::load_part(tail, 0.0).mul(factor).mul(scale).store_part(tail);
         }
     }
 }
@@ -105,8 +150,9 @@ impl Operation for ResidualMix<'_> {
             let row = self.x.row(self.first + r, self.sources * width);
             let mut most = f32::NEG_INFINITY;
             for (s, x) in row.chunks_exact(width).enumerate() {
-                let length = (dot::<L>(x, x) / width as f32 + self.eps).sqrt();
-                let score = dot::<L>(x, self.weight) * (1.0 / length);
+                let [squares, product] = dots::<L, 2>([x, x], [x, self.weight]);
+                let length = (squares / width as f32 + self.eps).sqrt();
+                let score = product * (1.0 / length);
                 self.scores[s / LANES].0[s % LANES] = score;
                 most = if score > most { score } else { most };
             }
@@ -132,7 +178,9 @@ fn add_scaled<L: Lanes>(y: &mut [f32], x: &[f32], scale: f32) {
     for (x, y) in xs.iter().zip(ys) {
         scale.fma(L::load(x), L::load(y)).store(y);
     }
-    scale.fma(L::load_part(x_tail, 0.0), L::load_part(y_tail, 0.0)).store_part(y_tail);
+    if !y_tail.is_empty() {
+        scale.fma(L::load_part(x_tail, 0.0), L::load_part(y_tail, 0.0)).store_part(y_tail);
+    }
 }
 
 impl Kernels {
@@ -181,17 +229,22 @@ mod tests {
     #[test]
     fn rms_norm_is_close_and_equal_on_all_paths() {
         for width in [1, 15, 16, 100, 512, 7168] {
-            let (x, gain) = (noise(1, 3 * (width + 5)), noise(2, width));
+            let (x, gain) = (noise(1, 7 * (width + 5)), noise(2, width));
             let view = View { data: &x, start: 2, stride: width + 5 };
             let mut first: Option<Vec<f32>> = None;
             for kernels in all() {
-                let mut y = vec![0.0; 2 * width];
+                let mut y = vec![0.0; 6 * width];
                 kernels.rms_norm(view, &gain, 1e-5, &mut y);
                 for (i, &y) in y.iter().enumerate() {
                     let row = view.row(i / width, width);
                     let mean = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / width as f64;
                     let want = f64::from(row[i % width]) / (mean + 1e-5).sqrt() * f64::from(gain[i % width]);
                     assert!((f64::from(y) - want).abs() <= 1e-6 * want.abs().max(1.0));
+                }
+                let mut alone = vec![0.0; width];
+                for (r, y) in y.chunks(width).enumerate() {
+                    kernels.rms_norm(View { start: view.start + r * view.stride, ..view }, &gain, 1e-5, &mut alone);
+                    assert!(same(&alone, y), "row {r} alone");
                 }
                 assert!(same(first.get_or_insert(y.clone()), &y));
             }
@@ -203,8 +256,10 @@ mod tests {
         for width in [3, 16, 128, 130] {
             let mut first: Option<Vec<f32>> = None;
             for kernels in all() {
-                let mut x = noise(3, 4 * width);
+                let (mut x, mut alone) = (noise(3, 7 * width), noise(3, 7 * width));
                 kernels.l2_norm(&mut x, width, 0.0, 0.5);
+                alone.chunks_mut(width).for_each(|row| kernels.l2_norm(row, width, 0.0, 0.5));
+                assert!(same(&alone, &x), "rows alone");
                 for row in x.chunks(width) {
                     let length = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
                     assert!((length - 0.5).abs() < 1e-6);

@@ -4,7 +4,7 @@
 //! depends on its operands alone, so the cut into tasks is free.
 
 use super::lanes::{LANES, Lanes};
-use super::math::{exp_of, sigmoid_of, tanh_of};
+use super::math::{Caps, exp_of, sigmoid_of, situ_of};
 use super::{Kernels, Operation, parallel};
 
 /// About how many operations an element with an exp is worth.
@@ -26,10 +26,7 @@ struct Add;
 #[derive(Clone, Copy)]
 struct AddScaled(f32);
 #[derive(Clone, Copy)]
-struct SituGlu {
-    beta: f32,
-    linear_beta: f32,
-}
+struct SituGlu(Caps);
 /// exp(lower * sigmoid(scale * (z + bias)))
 #[derive(Clone, Copy)]
 struct Decay {
@@ -75,9 +72,7 @@ impl Pointwise for AddScaled {
 impl Pointwise for SituGlu {
     #[inline(always)]
     fn at<L: Lanes>(self, gate: L, up: L) -> L {
-        let (beta, linear) = (L::splat(self.beta), L::splat(self.linear_beta));
-        let gated = beta.mul(tanh_of(gate.div(beta))).mul(sigmoid_of(gate));
-        gated.mul(linear.mul(tanh_of(up.div(linear))))
+        situ_of(gate, up, self.0)
     }
 }
 
@@ -147,9 +142,10 @@ impl Kernels {
         self.map_two(MultiplySigmoid, EXP_COST, y, gate);
     }
 
-    /// `gate = beta * tanh(gate / beta) * sigmoid(gate) * linear_beta * tanh(up / linear_beta)`
+    /// `gate = beta * tanh(gate / beta) * sigmoid(gate) * linear_beta * tanh(up / linear_beta)`, a division by a cap being a
+    /// product with its reciprocal.
     pub fn situ_glu(&self, gate: &mut [f32], up: &[f32], beta: f32, linear_beta: f32) {
-        self.map_two(SituGlu { beta, linear_beta }, 3 * EXP_COST, gate, up);
+        self.map_two(SituGlu(Caps::new(beta, linear_beta)), 3 * EXP_COST, gate, up);
     }
 
     /// `y += x`
@@ -204,7 +200,7 @@ mod tests {
             for (i, x) in corners().into_iter().enumerate() {
                 assert!(same(&[exp[i]], &[math::exp(x)]), "{x}: {} {}", exp[i], math::exp(x));
                 assert!(same(&[sigmoid[i]], &[math::sigmoid(x)]), "{x}");
-                let want = 4.0 * math::tanh(x / 4.0) * math::sigmoid(x) * (25.0 * math::tanh(x / 25.0));
+                let want = situ_of(x, x, Caps::new(4.0, 25.0));
                 assert!(same(&[gated[i]], &[want]), "{x} {} {want}", gated[i]);
             }
         }

@@ -1,4 +1,5 @@
 //! Working memory that is allocated once a thread and kept: a kernel allocates nothing a call.
+#![allow(unsafe_code)] // Lines are seen as numbers.
 
 use std::cell::Cell;
 
@@ -6,8 +7,16 @@ use super::lanes::LANES;
 
 /// Sixteen numbers in one cache line: what a vector load takes without touching two lines.
 #[derive(Clone, Copy)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Line(pub(super) [f32; LANES]);
+const _: () = assert!(size_of::<Line>() == LANES * size_of::<f32>());
+
+/// The numbers of some lines, one after the other.
+#[inline(always)]
+pub(super) fn numbers(lines: &[Line]) -> &[f32] {
+    // SAFETY: a line is sixteen numbers and nothing else.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * LANES) }
+}
 
 thread_local! {
     static OWN: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };

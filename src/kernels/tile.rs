@@ -13,8 +13,8 @@ use super::scratch::Line;
 /// Columns of a tile at most, and of a chain of the order of summation.
 pub(super) const RUN: usize = 128;
 
-/// The order of summation in words: products, then scores of attention. It is part of an answer's identity.
-pub const ORDER: &str = "128-column chains, 16 lanes";
+/// The order of summation in words: products, scores of attention, norms. It is part of an answer's identity.
+pub const ORDER: &str = "128-column chains, chained scores, 16 lanes";
 const _: () = assert!(RUN == 128 && LANES == 16, "ORDER says otherwise");
 
 /// Columns in the 64 bytes of a row that are turned at once.
