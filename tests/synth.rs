@@ -1,6 +1,6 @@
 //! Checkpoints of random weights: in the released layout to the last tensor, the same however they are cut, and half a million tensors long.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,6 +19,24 @@ fn tiny() -> String {
 
 fn wanted(config: &str, shards: usize) -> Wanted {
     Wanted { config: config.into(), shards: Some(shards), seed: 7, headers_only: false }
+}
+
+/// Where each expert's tensors begin and end in the shards in `folder`, and how many bytes they have.
+fn experts(folder: &Path) -> Vec<(u64, u64, u64)> {
+    let mut found = BTreeMap::new();
+    for path in fs::read_dir(folder).expect("a checkpoint").map(|entry| entry.expect("an entry").path()) {
+        if path.extension().is_none_or(|e| e != "safetensors") {
+            continue;
+        }
+        for (name, entry) in shard(&fs::read(&path).expect("a shard")).0.as_object().expect("a header") {
+            let Some((prefix, rest)) = name.split_once(".experts.") else { continue };
+            let at = [0, 1].map(|i| entry["data_offsets"][i].as_u64().expect("an offset"));
+            let expert = (path.clone(), prefix.to_string(), rest.split('.').next().expect("a number").to_string());
+            let (from, to, bytes) = found.entry(expert).or_insert((u64::MAX, 0, 0));
+            (*from, *to, *bytes) = (at[0].min(*from), at[1].max(*to), *bytes + at[1] - at[0]);
+        }
+    }
+    found.into_values().collect()
 }
 
 /// Type, shape and bytes of every tensor that the shards in `folder` hold, by name.
@@ -51,12 +69,14 @@ fn a_synthetic_checkpoint_has_the_released_layout() {
     assert_eq!(layout(&ours), layout(&theirs));
     let scales = ours.iter().filter(|(name, _)| name.ends_with("_scale")).flat_map(|(_, t)| &t.2);
     assert!(scales.clone().count() > 10_000 && scales.clone().all(|s| (100..127).contains(s)), "scales near 2^-7");
-    let mut index: Vec<String> = Vec::new();
-    let text = fs::read(out.join("model.safetensors.index.json")).expect("an index");
-    let map: Value = serde_json::from_slice(&text).expect("JSON");
-    index.extend(map["weight_map"].as_object().expect("a map").keys().cloned());
-    index.sort();
-    assert!(index.iter().eq(ours.keys()), "the index names each tensor");
+    let map: Value = serde_json::from_slice(&fs::read(out.join("model.safetensors.index.json")).expect("an index")).expect("JSON");
+    let index: BTreeSet<&String> = map["weight_map"].as_object().expect("a map").keys().collect();
+    assert!(index.into_iter().eq(ours.keys()), "the index names each tensor");
+    let (experts, theirs) = (experts(&out), experts(&root().join("fixtures/goldens/tiny/checkpoint")));
+    assert!(
+        experts.len() == theirs.len() && experts.iter().all(|(from, to, bytes)| to - from == *bytes),
+        "an expert's tensors lie together"
+    );
 }
 
 #[test]

@@ -128,3 +128,56 @@ fn mix(counter: u64) -> u64 {
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILLS: [(Fill, bool); 4] = [
+        (Fill::Normal { mean: -4.0, std: 1.0 }, true),
+        (Fill::Normal { mean: 0.0, std: 0.125 }, false),
+        (Fill::Codes, false),
+        (Fill::Scales { about: 120 }, false),
+    ];
+
+    #[test]
+    fn any_cut_gives_the_same_bytes() {
+        let mut values = Values::new(1);
+        for (fill, wide) in FILLS {
+            values.prepare(fill);
+            let tensor = values.of("a", fill, wide);
+            let mut whole = [0; 61];
+            tensor.write(0, &mut whole);
+            for (from, to) in (0..=61).flat_map(|from| (from..=61).map(move |to| (from, to))) {
+                let mut part = vec![0; to - from];
+                tensor.write(from as u64, &mut part);
+                assert_eq!(part, whole[from..to], "{fill:?} from {from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_product_neither_grows_nor_shrinks() {
+        const COLS: usize = 3584;
+        let mut values = Values::new(1);
+        let fill = Fill::Normal { mean: 0.0, std: 1.0 / (COLS as f32).sqrt() };
+        values.prepare(fill);
+        let mut bytes = vec![0; 1 << 20];
+        values.of("a", fill, false).write(0, &mut bytes);
+        let dense: Vec<f32> = bytes.chunks(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect();
+        let (mut codes, mut scales) = (vec![0; 1 << 20], vec![0; 1 << 16]);
+        values.of("b", Fill::Codes, false).write(0, &mut codes);
+        values.of("c", Fill::scales(COLS), false).write(0, &mut scales);
+        let exact = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let value = |i: usize| {
+            let code = codes[i / 2] >> (4 * (i % 2)) & 15;
+            let sign = if code < 8 { 1.0 } else { -1.0 };
+            sign * exact[usize::from(code % 8)] * (f32::from(scales[i / 32]) - BIAS).exp2()
+        };
+        for w in [dense, (0..1 << 21).map(value).collect()] {
+            let mean = w.iter().sum::<f32>() / w.len() as f32;
+            let gain = (w.iter().map(|x| x * x).sum::<f32>() / w.len() as f32 * COLS as f32).sqrt();
+            assert!((0.7..1.4).contains(&gain) && mean.abs() < 1e-4, "mean {mean}, gain {gain}");
+        }
+    }
+}
