@@ -43,7 +43,7 @@ fn every_released_tensor_is_counted() {
     let (weights, of_blocks) = tensors(m);
     assert_eq!(of_blocks, 82_432 * 6);
     assert_eq!(weights, 23 + 68 * 28 + 24 * 22 + 5, "the dense layer, layers of delta and of latent attention, both ends");
-    // The rest of the released 497,220 is the vision tower and its projector, which are ignored.
+    // What is left of the released 497,220: nothing but `vision_tower.*` and `mm_projector.*` may be ignored.
     assert_eq!(497_220 - weights - of_blocks, 168);
     let squares = m.states.iter().filter(|s| **s == StateSpec::Fixed(96 * 128 * 128)).count();
     assert_eq!((squares, squares * 96 * 128 * 128 * 4), (69, 434_110_464));
