@@ -4,8 +4,11 @@ mod checkpoints;
 mod house;
 mod jobs;
 mod lines;
+#[path = "../benches/synth/mod.rs"]
+mod maker;
 mod model;
 mod placement;
 mod rows;
+mod synth;
 mod text;
 mod tidy;

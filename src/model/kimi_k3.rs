@@ -19,6 +19,9 @@ use tensors::{Attention, LayerWeights, Mlp, Tail};
 /// `model_type` in config.json.
 pub const MODEL_TYPE: &str = "kimi_k3";
 
+/// The released model's config.json: the fields that change what is computed.
+pub const RELEASED: &str = include_str!("kimi_k3/released.json");
+
 /// The architecture, its widths taken from config.json.
 pub struct KimiK3 {
     config: Config,

@@ -1,4 +1,4 @@
-//! The one list of a model's tensors and states: what opening checks, readers follow, and the plan weighs.
+//! The one list of a model's tensors and states: what opening checks, readers follow, the plan weighs, and a synthetic checkpoint is made of.
 //!
 //! Half a million expert tensors are not listed one by one (their names alone would be 50 MB): a layer's blocks are one
 //! [`Blocks`] entry, from which every name follows.

@@ -130,6 +130,14 @@ pub trait Model: Send + Sync {
     fn head(&self, x: &Stream, feed: &mut dyn Feed, fold: &mut Fold<'_>) -> Result<()>;
 }
 
+/// Published configs, the content of config.json each, by the name that a person types.
+pub const SHAPES: [(&str, &str); 1] = [("kimi-k3", kimi_k3::RELEASED)];
+
+/// The content of the config.json that was published as `name`; [`SHAPES`] lists them.
+pub fn shape(name: &str) -> Option<&'static str> {
+    SHAPES.iter().find(|(known, _)| *known == name).map(|(_, config)| *config)
+}
+
 /// The model that `config` describes, the content of the config.json that messages call `path`. Its weights come in panels of at most
 /// `panel_bytes` ([`manifest::PANEL_BYTES`]); what is computed does not depend on them.
 ///

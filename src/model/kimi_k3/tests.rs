@@ -2,53 +2,17 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use crate::model::manifest::{Manifest, PANEL_BYTES, StateSpec, Weight};
+use crate::model::{Model, of_config, shape};
 
-use super::*;
-use crate::model::manifest::{PANEL_BYTES, Weight};
-
-fn demo() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/demo-model/config.json");
-    serde_json::from_str(&std::fs::read_to_string(path).expect("the demo model's config")).expect("JSON")
-}
-
-/// The demo model's config with the released widths.
-fn released() -> Value {
-    let mut config = demo();
-    let text = config["text_config"].as_object_mut().expect("an object");
-    for (name, value) in [
-        ("hidden_size", 7168),
-        ("num_hidden_layers", 93),
-        ("vocab_size", 163_840),
-        ("num_attention_heads", 96),
-        ("num_key_value_heads", 96),
-        ("q_lora_rank", 1536),
-        ("kv_lora_rank", 512),
-        ("qk_nope_head_dim", 128),
-        ("qk_rope_head_dim", 64),
-        ("v_head_dim", 128),
-        ("num_experts", 896),
-        ("num_experts_per_token", 16),
-        ("routed_expert_hidden_size", 3584),
-        ("moe_intermediate_size", 3072),
-        ("intermediate_size", 33_792),
-        ("attn_res_block_size", 12),
-    ] {
-        text.insert(name.into(), json!(value));
-    }
-    let mla: Vec<usize> = (1..=93).filter(|l| l % 4 == 0 || *l == 93).collect();
-    let kda: Vec<usize> = (1..=93).filter(|l| !mla.contains(l)).collect();
-    let linear = text["linear_attn_config"].as_object_mut().expect("an object");
-    linear.insert("num_heads".into(), json!(96));
-    linear.insert("head_dim".into(), json!(128));
-    linear.insert("full_attn_layers".into(), json!(mla));
-    linear.insert("kda_layers".into(), json!(kda));
-    config
+fn released() -> Box<dyn Model> {
+    let config = shape("kimi-k3").expect("a published shape");
+    of_config(config.as_bytes(), Path::new("config.json"), PANEL_BYTES).expect("the released config is valid")
 }
 
 #[test]
 fn the_released_model_has_its_published_size() {
-    let model = KimiK3::from_config(&released(), PANEL_BYTES).expect("the released config is valid");
+    let model = released();
     let m = model.manifest();
     let bytes = |w: &Weight| (w.rows() * w.cols() * 2) as f64;
     let ends = bytes(m.weight(m.embedding)) + bytes(m.weight(m.head));
@@ -65,4 +29,29 @@ fn the_released_model_has_its_published_size() {
     assert!(row_bytes < 600_000, "{row_bytes} bytes a row");
     let widest = m.weights.iter().filter(|w| w.rows() > 1).map(|w| w.panel_rows.min(w.rows()) * w.cols() * 2).max();
     assert!(widest <= Some(32 << 20), "a panel of {widest:?} bytes");
+}
+
+/// Stored tensors outside the experts, and those of the experts.
+fn tensors(m: &Manifest) -> (usize, usize) {
+    (m.weights.len(), m.blocks().map(|(_, b)| b.count * b.tensors().len()).sum())
+}
+
+#[test]
+fn every_released_tensor_is_counted() {
+    let model = released();
+    let m = model.manifest();
+    let (weights, of_blocks) = tensors(m);
+    assert_eq!(of_blocks, 82_432 * 6);
+    assert_eq!(weights, 23 + 68 * 28 + 24 * 22 + 5, "the dense layer, layers of delta and of latent attention, both ends");
+    // What is left of the released 497,220: nothing but `vision_tower.*` and `mm_projector.*` may be ignored.
+    assert_eq!(497_220 - weights - of_blocks, 168);
+    let squares = m.states.iter().filter(|s| **s == StateSpec::Fixed(96 * 128 * 128)).count();
+    assert_eq!((squares, squares * 96 * 128 * 128 * 4), (69, 434_110_464));
+    let block: Vec<_> = m.blocks().take(1).flat_map(|(_, b)| b.tensors()).map(|t| t.shape).collect();
+    assert_eq!(block, [[3072, 1792], [3072, 112], [3072, 1792], [3072, 112], [3584, 1536], [3584, 96]]);
+}
+
+#[test]
+fn a_shape_has_a_name() {
+    assert!(shape("kimi-k3").is_some() && shape("kimi").is_none() && shape("").is_none());
 }
