@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::bytes::{Bytes, Pool};
+use super::bytes::Pool;
 use super::index::{Index, Place};
+use super::reader::layout::lay_out;
 use super::{Counters, Element, Keep, Lease, Piece, Store};
 use crate::error::{Error, Result};
 use crate::model::manifest::{Manifest, WeightId};
@@ -137,13 +138,13 @@ impl Checkpoint {
         }
     }
 
-    fn read(&self, piece: Piece, bytes: &mut Bytes, extents: &[(Place, usize)]) -> Result<Vec<Range<usize>>> {
-        let (parts, runs) = lay_out(extents);
-        for (place, run) in runs {
-            let file = &self.index.files[place.file as usize];
-            file.read_exact_at(&mut bytes.whole()[run], place.offset).map_err(|e| self.fault(piece, place, &e))?;
+    fn read(&self, piece: Piece, bytes: &mut [u8], extents: &[(Place, usize)]) -> Result<Vec<Range<usize>>> {
+        let layout = lay_out(extents, |_| 1);
+        for run in &layout.runs {
+            let (file, place) = (&self.index.files[run.file as usize], Place { file: run.file, offset: run.offset });
+            file.read_exact_at(&mut bytes[run.at..run.at + run.len], run.offset).map_err(|e| self.fault(piece, place, &e))?;
         }
-        Ok(parts)
+        Ok(layout.parts)
     }
 
     fn fault(&self, piece: Piece, place: Place, error: &std::io::Error) -> Error {
@@ -154,9 +155,16 @@ impl Checkpoint {
     fn load(&self, piece: Piece, stays: bool) -> Result<Lease> {
         let extents = self.extents(piece);
         let len = extents.iter().map(|e| e.1).sum();
-        let mut bytes = if stays { Bytes::of(vec![0; len]) } else { self.pool.take(len) };
         let started = Instant::now();
-        let parts = self.read(piece, &mut bytes, &extents)?;
+        let lease = if stays {
+            let mut bytes = vec![0; len];
+            let parts = self.read(piece, &mut bytes, &extents)?;
+            Lease::of(bytes, parts)
+        } else {
+            let mut bytes = self.pool.take(len);
+            let parts = self.read(piece, bytes.whole(), &extents)?;
+            Lease { bytes: Arc::new(bytes), parts: parts.into() }
+        };
         self.read_us.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
         let counter = match piece {
             Piece::Panel { .. } => &self.trunk_bytes,
@@ -165,31 +173,9 @@ impl Checkpoint {
                 &self.expert_bytes
             }
         };
-        counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Ok(Lease { bytes: Arc::new(bytes), parts: parts.into() })
+        counter.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(lease)
     }
-}
-
-/// Where a read begins, and the part of a buffer that it fills.
-type Run = (Place, Range<usize>);
-
-/// Where each extent goes in a buffer, and the reads that fill it: neighbours in a file are read as one, so the buffer's order is the file's.
-fn lay_out(extents: &[(Place, usize)]) -> (Vec<Range<usize>>, Vec<Run>) {
-    let mut order: Vec<usize> = (0..extents.len()).collect();
-    order.sort_unstable_by_key(|&i| (extents[i].0.file, extents[i].0.offset));
-    let mut parts = vec![0..0; extents.len()];
-    let mut runs: Vec<Run> = Vec::new();
-    let mut at = 0;
-    for i in order {
-        let (place, len) = extents[i];
-        parts[i] = at..at + len;
-        match runs.last_mut() {
-            Some((first, run)) if first.file == place.file && first.offset + run.len() as u64 == place.offset => run.end += len,
-            _ => runs.push((place, at..at + len)),
-        }
-        at += len;
-    }
-    (parts, runs)
 }
 
 impl Store for Checkpoint {

@@ -22,7 +22,9 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 /// Where a tensor begins; its length follows from the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
+    /// Which shard, in order of name.
     pub file: u32,
+    /// Bytes from its beginning.
     pub offset: u64,
 }
 

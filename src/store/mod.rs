@@ -6,11 +6,16 @@
 
 mod bytes;
 mod checkpoint;
+mod disk;
 pub(crate) mod header;
 mod index;
+mod memory;
+mod reader;
 
-pub use bytes::Bytes;
 pub use checkpoint::Checkpoint;
+pub use disk::{DirectIo, Disk, Files, PageCache};
+pub use index::Place;
+pub use reader::{Catalogue, Method, ReadCounters, Reader, Setup};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +45,7 @@ pub enum Piece {
 /// A piece's bytes while in use.
 #[derive(Clone)]
 pub struct Lease {
-    bytes: Arc<Bytes>,
+    bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
     /// The piece's tensors in the manifest's order, as ranges of `bytes`.
     parts: Arc<[Range<usize>]>,
 }
@@ -48,12 +53,12 @@ pub struct Lease {
 impl Lease {
     /// A lease of bytes that lie in memory; a fake store makes them.
     pub fn of(bytes: Vec<u8>, parts: Vec<Range<usize>>) -> Self {
-        Lease { bytes: Arc::new(Bytes::of(bytes)), parts: parts.into() }
+        Lease { bytes: Arc::new(bytes), parts: parts.into() }
     }
 
     /// The bytes of tensor `i` of the piece.
     pub fn part(&self, i: usize) -> &[u8] {
-        &self.bytes[self.parts[i].clone()]
+        &(*self.bytes).as_ref()[self.parts[i].clone()]
     }
 }
 

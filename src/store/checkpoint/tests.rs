@@ -142,16 +142,6 @@ fn a_piece_is_the_same_wherever_its_tensors_lie() {
 }
 
 #[test]
-fn neighbours_are_read_as_one() {
-    let at = |file, offset| Place { file, offset };
-    let (parts, runs) = lay_out(&[(at(0, 100), 10), (at(1, 10), 5), (at(0, 90), 10), (at(0, 111), 4), (at(1, 15), 1)]);
-    assert_eq!(runs, [(at(0, 90), 0..20), (at(0, 111), 20..24), (at(1, 10), 24..30)]);
-    assert_eq!(parts, [10..20, 24..29, 0..10, 20..24, 29..30]);
-    let (_, runs) = lay_out(&[(at(0, 5), 5), (at(1, 10), 5)]);
-    assert_eq!(runs, [(at(0, 5), 0..5), (at(1, 10), 5..10)], "another file is no neighbour");
-}
-
-#[test]
 fn kept_pieces_are_read_once_and_are_the_same_bytes() {
     let (tensors, manifest) = (whole(), manifest());
     let folder = folder(&[("model.safetensors", &tensors)]);
