@@ -97,6 +97,8 @@ pub struct EngineSection {
     pub prefill_rows: Option<usize>,
     /// Most bytes of weights kept in memory; what is left of the budget where unset.
     pub resident_bytes: Option<u64>,
+    /// Whether weights are read past the page cache where the file system can.
+    pub direct_io: bool,
     /// `auto` where unset.
     pub kernel: Option<KernelName>,
 }

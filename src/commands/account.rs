@@ -8,6 +8,7 @@ use crate::job::{Grouping, Job};
 use crate::machine;
 use crate::output::{Blocks, ExpertLoads, Summary, Totals};
 use crate::report::Snapshot;
+use crate::store::DirectIo;
 
 /// The counts so far.
 pub fn snapshot(tally: &Tally) -> Snapshot {
@@ -17,15 +18,15 @@ pub fn snapshot(tally: &Tally) -> Snapshot {
         tokens_done: tally.prompt_tokens + tally.completion_tokens,
         tokens_spared: tally.spared_tokens,
         generated: tally.completion_tokens,
-        bytes_read: tally.read.trunk_bytes + tally.read.expert_bytes,
-        blocks_loaded: tally.read.blocks_read,
+        bytes_read: tally.read.bytes(),
+        blocks_loaded: tally.read.blocks_read(),
         block_rows_served: tally.expert_rows,
         sweeps: tally.sweeps,
     }
 }
 
 /// The whole run, of which the walk through the layers took `walk` and all of it `wall`.
-pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [walk, wall]: [Duration; 2]) -> Summary {
+pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, direct: DirectIo, totals: &Totals, [walk, wall]: [Duration; 2]) -> Summary {
     let read = tally.read;
     Summary {
         rows_total: totals.rows_succeeded + totals.rows_errored,
@@ -35,10 +36,15 @@ pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [
         prompt_tokens: tally.prompt_tokens,
         completion_tokens: tally.completion_tokens,
         sweeps: tally.sweeps,
-        bytes_read: read.trunk_bytes + read.expert_bytes,
+        bytes_read: read.bytes(),
         bytes_read_trunk: read.trunk_bytes,
         bytes_read_experts: read.expert_bytes,
-        blocks: Blocks { resident: tally.expert_loads.saturating_sub(read.blocks_read), on_demand: read.blocks_read },
+        blocks: Blocks {
+            resident: tally.expert_loads.saturating_sub(read.blocks_read()),
+            prefetched_used: read.blocks_used,
+            prefetched_wasted: read.blocks_wasted,
+            on_demand: read.blocks_on_demand,
+        },
         expert_loads: ExpertLoads { ran: tally.answer_expert_loads },
         rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
         memory_budget: prepared.limits.budget_bytes,
@@ -46,10 +52,11 @@ pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, totals: &Totals, [
         peak_memory: machine::peak_bytes(),
         wall_ms: wall.as_millis() as u64,
         read_ms: read.read_us / 1000,
-        compute_ms: (walk.as_millis() as u64).saturating_sub(read.read_us / 1000),
+        wait_ms: read.waited_us / 1000,
+        compute_ms: (walk.as_millis() as u64).saturating_sub(read.waited_us / 1000),
         kernel: prepared.kernels.path().name().into(),
         precision: PRECISION.into(),
-        direct_io: false,
+        direct_io: direct == DirectIo::All,
         grouping: match job.grouping {
             Grouping::Input => "input",
             Grouping::Length => "length",

@@ -7,7 +7,7 @@ use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
 use crate::plan::{Limits, ModelFacts, StateBytes};
 use crate::request::RowFacts;
-use crate::store::Checkpoint;
+use crate::store::{Checkpoint, Setup};
 
 const FLOAT: u64 = 4;
 /// A tokenizer in memory, measured: 150 bytes a token of ranks, pieces and their table.
@@ -70,6 +70,13 @@ pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, row
         reading_bytes: 0,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
+}
+
+/// The rings through which weights stream.
+pub fn rings(model: &ModelFacts, limits: &Limits) -> Setup {
+    let panel = Setup::room_bytes(model.panels.iter().max().copied().unwrap_or(0), 1);
+    let block = Setup::room_bytes(model.blocks.iter().map(|b| b.2).max().unwrap_or(0), 6);
+    Setup::new(2 * panel as usize, (limits.blocks_in_flight * block) as usize)
 }
 
 /// Blocks that are computed side by side.

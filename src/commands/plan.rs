@@ -32,7 +32,7 @@ struct Plan<'a> {
 /// As a run's, before work.
 pub fn plan(job: &Job, json: bool) -> Result<Said> {
     let state = tempfile::tempdir().map_err(|e| Error::storage(format!("cannot make a temporary folder: {e}")))?;
-    let prepared = prepare(job, state.path())?;
+    let (prepared, _) = prepare(job, state.path())?;
     let allotment = prepared.schedule.allotment();
     let plan = Plan {
         forecast: forecast(prepared.schedule.clone(), &prepared.facts),

@@ -13,7 +13,7 @@ use crate::output;
 use crate::plan::{self, Limits, ModelFacts, Schedule};
 use crate::request::RowFacts;
 use crate::spool::Spool;
-use crate::store::{Checkpoint, Keep};
+use crate::store::Checkpoint;
 use crate::tokenizer::Tokenizer;
 use crate::units::{show_bytes, show_count};
 
@@ -22,7 +22,6 @@ pub struct Prepared {
     /// BLAKE3 of config.json.
     pub config: blake3::Hash,
     pub model: Box<dyn Model>,
-    pub checkpoint: Checkpoint,
     pub tokenizer: Option<Tokenizer>,
     pub input: Ingested,
     pub facts: ModelFacts,
@@ -32,7 +31,7 @@ pub struct Prepared {
 }
 
 /// Opens, reads and plans; no weight is read. The spool goes to `state`.
-pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
+pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let kernels = kernels(job.engine.kernel)?;
     let path = job.model.join("config.json");
     let config = std::fs::read(&path).map_err(|e| {
@@ -42,7 +41,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     let model = model::of_config(&config, &path, PANEL_BYTES)?;
     let manifest = model.manifest();
     let tokenizer = Tokenizer::open(&job.model, manifest.vocab)?;
-    let mut checkpoint = Checkpoint::open(&job.model, manifest)?;
+    let checkpoint = Checkpoint::open(&job.model, manifest)?;
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
     let budget_bytes = facts::budget_bytes(&job.engine);
     let room = input::Room { budget_bytes, row_bytes: plan::reading_room(budget_bytes, &facts) };
@@ -55,9 +54,9 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
         limits.output_bytes += output::KEPT_BYTES;
     }
     let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
-    checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
     let schedule = Schedule::new(rows, job.grouping, allotment, facts.state);
-    Ok(Prepared { config: blake3::hash(&config), model, checkpoint, tokenizer, input, facts, limits, schedule, kernels })
+    let prepared = Prepared { config: blake3::hash(&config), model, tokenizer, input, facts, limits, schedule, kernels };
+    Ok((prepared, checkpoint))
 }
 
 /// The row that may take most tokens, for a message.
@@ -88,10 +87,10 @@ fn kernels(named: Option<KernelPath>) -> Result<Kernels> {
 }
 
 /// Identity of all that an answer depends on beside its row: config, weights, tokenizer, precision, order of summation.
-pub fn fingerprint(prepared: &Prepared) -> Result<String> {
+pub fn fingerprint(prepared: &Prepared, checkpoint: &Checkpoint) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(prepared.config.as_bytes());
-    hasher.update(prepared.checkpoint.fingerprint()?.as_bytes());
+    hasher.update(checkpoint.fingerprint()?.as_bytes());
     if let Some(tokenizer) = &prepared.tokenizer {
         hasher.update(&tokenizer.fingerprint());
     }

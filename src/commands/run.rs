@@ -21,6 +21,7 @@ use crate::report::{Progress, Screen, closing_words};
 use crate::request::Request;
 use crate::sample::{self, Vocabulary, Words};
 use crate::scratch::Scratch;
+use crate::store::{Keep, PageCache};
 use crate::tokenizer::Tokenizer;
 
 /// Runs the whole job.
@@ -30,8 +31,8 @@ use crate::tokenizer::Tokenizer;
 pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let started = Instant::now();
     let folder = JobFolder::create(&job.output.path)?;
-    let mut prepared = prepare(job, &folder.state())?;
-    let system_fingerprint = fingerprint(&prepared)?;
+    let (mut prepared, checkpoint) = prepare(job, &folder.state())?;
+    let system_fingerprint = fingerprint(&prepared, &checkpoint)?;
     let threads = facts::threads(&job.engine);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::storage(format!("cannot start {threads} threads: {e}")))?;
@@ -49,9 +50,13 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let rows = prepared.schedule.rows();
     let tokens = rows.iter().filter(|r| !r.is_idle()).map(|r| u64::from(r.prompt_tokens) + u64::from(r.max_tokens)).sum();
     let clock = Clock { started, progress: Mutex::new(Progress::start(screen, rows.len() as u64, tokens, &folder)) };
+    let allotment = prepared.schedule.allotment();
+    let keep = Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks };
+    let setup = facts::rings(&prepared.facts, &prepared.limits);
+    let weights = checkpoint.read(keep, &setup, if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use })?;
     let engine = Engine {
         model: &*prepared.model,
-        store: &prepared.checkpoint,
+        store: &weights,
         kernels: prepared.kernels,
         scratch: Scratch::default(),
         blocks_in_flight: prepared.limits.blocks_in_flight as usize,
@@ -65,7 +70,7 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let walk = walking.elapsed();
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
-    let summary = summary(job, &prepared, &tally, &totals, [walk, started.elapsed()]);
+    let summary = summary(job, &prepared, &tally, weights.direct(), &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
     Ok(Said { text: closing_words(&summary, folder.root()), code: u8::from(totals.rows_errored > 0) })
 }

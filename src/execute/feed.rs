@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Engine;
+use super::order::blocks_turn;
 use crate::error::{Error, Result};
 use crate::kernels::spread;
 use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
@@ -32,6 +33,8 @@ pub struct SweepFeed<'a> {
     spans: Vec<SpanRows<'a>>,
     /// A row each: whether it is of an answer.
     of_answers: Vec<bool>,
+    /// The turn with which the sweep begins.
+    first_turn: u64,
     /// The rows whose logits are wanted, ascending; None once the others have been left out.
     wanted: Option<Vec<usize>>,
     layer: usize,
@@ -103,11 +106,11 @@ type Chosen = Vec<(u32, f32)>;
 
 impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other; `wanted` are those whose logits matter, of a span a
-    /// row and all that follow up to another.
-    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>) -> Self {
+    /// row and all that follow up to another. The sweep's wants begin with the turn `first_turn`.
+    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>, first_turn: u64) -> Self {
         let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
         let wanted = Some(wanted);
-        SweepFeed { engine, spans, of_answers, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
+        SweepFeed { engine, spans, of_answers, first_turn, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
     }
 
     /// Says which layer comes next.
@@ -304,6 +307,15 @@ impl Feed for SweepFeed<'_> {
         }
     }
 
+    fn queue(&mut self, routing: &Routing) {
+        let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
+        let mut chosen = vec![false; blocks.count];
+        routing.ids.iter().for_each(|&id| chosen[id as usize] = true);
+        let union = (0u32..).zip(&chosen).filter(|(_, chosen)| **chosen);
+        let pieces: Vec<Piece> = union.map(|(expert, _)| Piece::Block { layer: self.layer as u32, expert }).collect();
+        self.engine.store.want(self.first_turn + blocks_turn(self.layer), &pieces);
+    }
+
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
         let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
         self.used.count(self.layer, routing, &self.of_answers);
@@ -312,7 +324,10 @@ impl Feed for SweepFeed<'_> {
         let mut batch: Vec<(usize, Chosen)> = Vec::new();
         let mut rows = 0;
         for (expert, chosen) in chosen.into_iter().enumerate().filter(|(_, c)| !c.is_empty()) {
-            if batch.len() == self.engine.blocks_in_flight || rows + chosen.len() > rows_max {
+            let full = batch.len() == self.engine.blocks_in_flight || rows + chosen.len() > rows_max;
+            // What is here is computed while the next one comes.
+            let piece = Piece::Block { layer: self.layer as u32, expert: expert as u32 };
+            if !batch.is_empty() && (full || !self.engine.store.ready(piece)) {
                 self.expert_batch(&batch, blocks, z, y, f)?;
                 batch.clear();
                 rows = 0;

@@ -5,6 +5,7 @@
 
 mod feed;
 mod fold;
+mod order;
 mod sequence;
 mod share;
 
@@ -18,9 +19,10 @@ use crate::plan::{Outcome, Schedule, Sweep, Walkers};
 use crate::sample::{self, Vocabulary};
 use crate::scratch::Scratch;
 use crate::spool::Spool;
-use crate::store::{Counters, Store};
+use crate::store::{Counters, Piece, Store};
 use feed::{SpanRows, Used};
 use fold::{Fold, Want};
+use order::Order;
 use sequence::Sequence;
 
 /// Tells the time and is told of progress; a test's watch ticks.
@@ -85,6 +87,7 @@ pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Res
     let mut run = Run {
         engine,
         walkers: plan.allotment().walkers,
+        order: Order::of(engine.model, engine.kernels)?,
         started_us: engine.watch.now_us(),
         sequences: std::iter::repeat_with(|| None).take(slots).collect(),
         spare: Vec::new(),
@@ -106,6 +109,7 @@ pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Res
 struct Run<'a> {
     engine: &'a Engine<'a>,
     walkers: Walkers,
+    order: Order,
     started_us: i64,
     sequences: Vec<Option<Sequence<'a>>>,
     /// Fixed states of ended sequences, for the next ones.
@@ -186,8 +190,19 @@ impl<'a> Run<'a> {
         wants
     }
 
+    /// Tells the disk all that the sweep will surely take, so that it never waits to be asked.
+    fn want(&self, first_turn: u64, nothing_wanted: bool) {
+        let panels = if nothing_wanted { &self.order.panels[..self.order.unwanted] } else { &self.order.panels };
+        for of_turn in panels.chunk_by(|a, b| a.0 == b.0) {
+            let pieces: Vec<Piece> = of_turn.iter().map(|panel| panel.1).collect();
+            self.engine.store.want(first_turn + of_turn[0].0, &pieces);
+        }
+    }
+
     /// All layers and the head.
     fn compute(&mut self, sweep: &Sweep, wants: Vec<Want>) -> Result<Vec<Fold>> {
+        let first_turn = self.tally.sweeps * self.order.turns;
+        self.want(first_turn, wants.is_empty());
         let mut spans = Vec::with_capacity(sweep.spans.len());
         let mut row = 0;
         let mut planned = sweep.spans.iter().peekable();
@@ -202,7 +217,8 @@ impl<'a> Run<'a> {
         }
         assert!(planned.next().is_none(), "spans come by ascending slot");
         let shares = share::cut(spans, wants, self.walkers);
-        let walked: Vec<_> = shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine)).collect::<Result<_>>()?;
+        let walked: Vec<_> =
+            shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine, first_turn)).collect::<Result<_>>()?;
         let mut used = Used::default();
         let mut folds = Vec::new();
         for (part, of_part) in walked {
@@ -217,9 +233,9 @@ impl<'a> Run<'a> {
 
     /// Shares the sweep's bytes out evenly over its rows.
     fn charge(&mut self, sweep: &Sweep, before: Counters, after: Counters, loads: u64) {
-        let bytes = (after.trunk_bytes + after.expert_bytes) - (before.trunk_bytes + before.expert_bytes);
+        let bytes = after.bytes() - before.bytes();
         let share = bytes as i64 / sweep.rows().max(1) as i64;
-        let misses = after.blocks_read - before.blocks_read;
+        let misses = after.blocks_read() - before.blocks_read();
         for span in &sweep.spans {
             let sequence = self.sequence_mut(span.slot);
             let prompt = (sequence.prompt_len() as u32).clamp(span.positions.start, span.positions.end) - span.positions.start;

@@ -50,11 +50,11 @@ pub fn cut(spans: Vec<SpanRows<'_>>, wants: Vec<Want>, walkers: Walkers) -> Vec<
 }
 
 impl Share<'_> {
-    /// All layers and the head: the logits of the rows that are wanted, folded, and who was chosen.
-    pub fn walk(self, engine: &Engine<'_>) -> Result<(Vec<Fold>, Used)> {
+    /// All layers and the head: the logits of the rows that are wanted, folded, and who was chosen. Turns are counted from `first_turn`.
+    pub fn walk(self, engine: &Engine<'_>, first_turn: u64) -> Result<(Vec<Fold>, Used)> {
         let model = engine.model;
         let mut stream = self.embed(engine)?;
-        let mut feed = SweepFeed::new(engine, self.spans, self.wants.iter().map(|want| want.row).collect());
+        let mut feed = SweepFeed::new(engine, self.spans, self.wants.iter().map(|want| want.row).collect(), first_turn);
         for layer in 0..model.manifest().layers.len() {
             feed.enter(layer);
             model.layer(layer, &mut stream, &mut feed)?;

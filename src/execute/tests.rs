@@ -21,7 +21,7 @@ use crate::plan::{Allotment, Grouping, StateBytes, Walkers};
 use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
-use crate::store::{Checkpoint, Keep, header};
+use crate::store::{Checkpoint, Keep, PageCache, Setup, Weights, header};
 use crate::tokenizer::Channels;
 
 fn fixture(name: &str) -> PathBuf {
@@ -96,6 +96,9 @@ impl Feed for Recorder<'_> {
     fn narrow(&mut self, x: &mut Stream, beside: &mut [&mut Buffer]) {
         self.inner.narrow(x, beside);
     }
+    fn queue(&mut self, routing: &Routing) {
+        self.inner.queue(routing);
+    }
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {
         self.routings.push(routing.clone());
         self.inner.experts(routing, z, y, f)
@@ -108,10 +111,16 @@ fn open(checkpoint: &Path, panel_bytes: usize) -> Box<dyn Model> {
     model::of_config(&std::fs::read(&path).expect("a config"), &path, panel_bytes).expect("the config is valid")
 }
 
+/// The weights of a checkpoint, read through rings of a megabyte.
+fn weights(checkpoint: &Path, model: &dyn Model, keep: Keep) -> Weights {
+    let checkpoint = Checkpoint::open(checkpoint, model.manifest()).expect("the checkpoint is whole");
+    checkpoint.read(keep, &Setup::new(1 << 20, 1 << 20), PageCache::Bypass).expect("it can be read")
+}
+
 /// A model opened for a test, and a spool of the requests given.
 struct Bench {
     model: Box<dyn Model>,
-    store: Checkpoint,
+    store: Weights,
     spool: Spool,
     rows: Vec<RowFacts>,
     words: Option<Words>,
@@ -121,7 +130,7 @@ struct Bench {
 impl Bench {
     fn new(checkpoint: &Path, requests: &[Request]) -> Self {
         let model = open(checkpoint, PANEL_BYTES);
-        let store = Checkpoint::open(checkpoint, model.manifest()).expect("the checkpoint is whole");
+        let store = weights(checkpoint, &*model, Keep::default());
         let folder = tempfile::tempdir().expect("a folder");
         let mut spool = SpoolWriter::create(folder.path()).expect("a spool");
         requests.iter().for_each(|r| spool.push(r).expect("written"));
@@ -254,7 +263,7 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
         Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
     }
     let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, ids: prompt.to_vec(), of_answer: false, states: &mut states }];
-    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect()), routings: Vec::new() };
+    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect(), 0), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
         bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
@@ -350,7 +359,7 @@ proptest! {
             events.remove(0)
         }).collect();
         let mut bench = Bench::new(&checkpoint, &requests);
-        bench.store.keep(Keep { panels: kept.0, blocks: kept.1 });
+        bench.store = weights(&checkpoint, &*bench.model, Keep { panels: kept.0, blocks: kept.1 });
         let (events, tally) = bench.run(Kernels::detect(), threads, grouping, wave, chunk);
         prop_assert_eq!(bits(&events), bits(&solo));
         prop_assert_eq!(tally.rows_done, requests.len() as u64);

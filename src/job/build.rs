@@ -78,6 +78,7 @@ fn engine(settings: &Settings) -> Result<EngineSection> {
         wave: count("engine.wave")?,
         prefill_rows: count("engine.prefill_rows")?,
         resident_bytes: settings.get("engine.resident").map(|s| s.bytes(0)).transpose()?,
+        direct_io: settings.get("engine.direct_io").map_or(Ok(true), |s| s.flag())?,
         kernel: match settings.get("engine.kernel") {
             None => None,
             Some(setting) => setting.choice(

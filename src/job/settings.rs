@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Result};
 
 /// All keys that a job may set.
-const KEYS: [&str; 31] = [
+const KEYS: [&str; 32] = [
     "model.path",
     "input.path",
     "input.id",
@@ -38,6 +38,7 @@ const KEYS: [&str; 31] = [
     "engine.wave",
     "engine.prefill_rows",
     "engine.resident",
+    "engine.direct_io",
     "engine.kernel",
     "engine.precision",
     "plan.grouping",

@@ -22,6 +22,8 @@ pub struct Weight {
     pub shape: Vec<usize>,
     /// Output rows of a panel; the last panel may be shorter.
     pub panel_rows: usize,
+    /// Asked for whole (a norm's gain, a bias, a convolution): so small that it stays in memory once read.
+    pub whole: bool,
 }
 
 impl Weight {

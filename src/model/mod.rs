@@ -102,6 +102,9 @@ pub trait Feed {
     /// [`Feed::mix`] lends states to. In other layers nothing happens.
     fn narrow(&mut self, x: &mut Stream, beside: &mut [&mut Buffer]);
 
+    /// Says who chose whom, so that the blocks may come while what lies between is computed.
+    fn queue(&mut self, routing: &Routing);
+
     /// `y[row] += weight * f(block, z[row])` for every chosen expert, in ascending id; z is [rows, in], y [rows, out].
     ///
     /// # Errors

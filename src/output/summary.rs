@@ -44,8 +44,10 @@ pub struct Summary {
     pub peak_memory: u64,
     /// From the first to the last moment of the run.
     pub wall_ms: u64,
-    /// Time in which the walk through the layers waited for reads.
+    /// Time in which at least one read was in flight.
     pub read_ms: u64,
+    /// Time in which the walk through the layers waited for a read.
+    pub wait_ms: u64,
     /// Time in which it computed.
     pub compute_ms: u64,
     /// Instruction set of the arithmetic.
@@ -70,7 +72,11 @@ pub struct ExpertLoads {
 pub struct Blocks {
     /// In memory already.
     pub resident: u64,
-    /// Read when they were needed.
+    /// Their reading had begun before they were needed.
+    pub prefetched_used: u64,
+    /// Read, and not needed.
+    pub prefetched_wasted: u64,
+    /// Their reading began when they were needed.
     pub on_demand: u64,
 }
 
@@ -93,7 +99,7 @@ mod tests {
     fn what_has_no_meaning_is_left_out() {
         let outer = tempfile::tempdir().expect("a folder");
         let folder = JobFolder::create(outer.path()).expect("made");
-        let summary = Summary { rows_total: 3, blocks: Blocks { resident: 1, on_demand: 2 }, ..Summary::default() };
+        let summary = Summary { rows_total: 3, blocks: Blocks { resident: 1, on_demand: 2, ..Blocks::default() }, ..Summary::default() };
         summary.write(&folder).expect("written");
         let text = std::fs::read(folder.state().join("summary.json")).expect("a file");
         let value: serde_json::Value = serde_json::from_slice(&text).expect("JSON");

@@ -104,7 +104,7 @@ impl Files {
                 numbers.len() - 1
             });
             sizes.push(about.len());
-            opened.push(Opened { file, path, device, alignment: PAGE, direct: AtomicBool::new(false) });
+            opened.push(Opened { file, path, device, alignment: 1, direct: AtomicBool::new(false) });
         }
         let mut files = Files { files: opened, devices: numbers.len() };
         if cache == PageCache::Bypass {

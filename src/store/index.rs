@@ -41,7 +41,6 @@ pub struct BlockPlaces {
 /// The whole checkpoint's extents.
 pub struct Index {
     pub paths: Vec<PathBuf>,
-    pub files: Vec<File>,
     pub weights: Vec<(Place, Element)>,
     /// By layer; empty where a layer has no routed experts.
     pub blocks: Vec<BlockPlaces>,
@@ -50,8 +49,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// Reads the headers of the checkpoint in `folder` and finds every tensor of `manifest`.
-    pub fn build(folder: &Path, manifest: &Manifest) -> Result<Index> {
+    /// Reads the headers of the checkpoint in `folder` and finds every tensor of `manifest`; the opened shards, in the order of `paths`.
+    pub fn build(folder: &Path, manifest: &Manifest) -> Result<(Index, Vec<File>)> {
         let names = shard_names(folder)?;
         let mut finder = Finder::new(manifest);
         let mut hasher = blake3::Hasher::new();
@@ -68,7 +67,7 @@ impl Index {
         finder.settle(folder, &names)?;
         finder.check(folder)?;
         let weights = finder.weights.iter().map(|w| (w.0, w.1)).collect();
-        Ok(Index { paths, files, weights, blocks: finder.blocks, headers: hasher.finalize() })
+        Ok((Index { paths, weights, blocks: finder.blocks, headers: hasher.finalize() }, files))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where does a byte lie, and how does it come and go?
 //!
-//! A checkpoint is read in place, by positioned reads into owned buffers that are allocated once and reused: never through
+//! A checkpoint is read in place, ahead of its use (`reader`), into memory that is allocated once: never through
 //! a mapping, since a fault stalls a core and a file cut short would kill the process. The index holds, for each weight and each
 //! block, the extents of its tensors; 500,000 tensors take 8 MB.
 
@@ -11,11 +11,13 @@ pub(crate) mod header;
 mod index;
 mod memory;
 mod reader;
+mod weights;
 
 pub use checkpoint::Checkpoint;
 pub use disk::{DirectIo, Disk, Files, PageCache};
 pub use index::Place;
 pub use reader::{Catalogue, Method, ReadCounters, Reader, Setup};
+pub use weights::Weights;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,6 +58,18 @@ impl Lease {
         Lease { bytes: Arc::new(bytes), parts: parts.into() }
     }
 
+    /// The same bytes in memory of their own.
+    fn owned(&self) -> Self {
+        let mut bytes = Vec::with_capacity(self.parts.iter().map(Range::len).sum());
+        let mut parts = Vec::with_capacity(self.parts.len());
+        for i in 0..self.parts.len() {
+            let start = bytes.len();
+            bytes.extend_from_slice(self.part(i));
+            parts.push(start..bytes.len());
+        }
+        Lease::of(bytes, parts)
+    }
+
     /// The bytes of tensor `i` of the piece.
     pub fn part(&self, i: usize) -> &[u8] {
         &(*self.bytes).as_ref()[self.parts[i].clone()]
@@ -88,13 +102,31 @@ pub struct Counters {
     pub trunk_bytes: u64,
     /// Routed experts.
     pub expert_bytes: u64,
-    /// Blocks that were read.
-    pub blocks_read: u64,
-    /// Time spent in reads, microseconds.
+    /// Blocks whose reading had begun when they were asked for.
+    pub blocks_used: u64,
+    /// Blocks that were read and that nobody asked for.
+    pub blocks_wasted: u64,
+    /// Blocks whose reading began when they were asked for.
+    pub blocks_on_demand: u64,
+    /// Time in which at least one read was in flight, microseconds.
     pub read_us: u64,
+    /// Time in which someone waited for a piece, microseconds.
+    pub waited_us: u64,
 }
 
-/// Which pieces stay in memory once read, as the plan decided.
+impl Counters {
+    /// All bytes.
+    pub fn bytes(&self) -> u64 {
+        self.trunk_bytes + self.expert_bytes
+    }
+
+    /// Blocks that were read for someone.
+    pub fn blocks_read(&self) -> u64 {
+        self.blocks_used + self.blocks_on_demand
+    }
+}
+
+/// Which pieces stay in memory once read, as the plan decided; weights that are asked for whole always do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keep {
     /// The first so many panels, in the manifest's order.
@@ -105,6 +137,15 @@ pub struct Keep {
 
 /// Gives weights by piece. A test's fake is a few lines.
 pub trait Store: Sync {
+    /// Says that pieces will be taken, in this order, at `turn`; smaller turns are read first. Returns at once.
+    fn want(&self, turn: u64, pieces: &[Piece]);
+
+    /// Whether a piece can be taken without waiting.
+    fn ready(&self, piece: Piece) -> bool;
+
+    /// These pieces are not wanted any more.
+    fn forget(&self, pieces: &[Piece]);
+
     /// Waits for a piece.
     ///
     /// # Errors

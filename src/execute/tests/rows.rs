@@ -71,7 +71,7 @@ fn experts_are_summed_in_ascending_id() {
             .enumerate()
             .map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, ids: vec![0], of_answer: false, states })
             .collect();
-        let mut feed = SweepFeed::new(&engine, spans, Vec::new());
+        let mut feed = SweepFeed::new(&engine, spans, Vec::new(), 0);
         feed.enter(1);
         let ids = [[19, 2, 7].repeat(choosing), [21, 22, 20].repeat(rows - choosing)].concat();
         let routing = Routing { ids, weights: vec![1.0; 3 * rows], chosen: 3 };
@@ -129,7 +129,7 @@ fn panels_of_any_size_give_the_same_bits() {
         let fewest = panels(&bench);
         for panel_bytes in [3 << 10, 12 << 10] {
             bench.model = open(&folder.join("checkpoint"), panel_bytes);
-            bench.store = Checkpoint::open(&folder.join("checkpoint"), bench.model.manifest()).expect("the checkpoint is whole");
+            bench.store = weights(&folder.join("checkpoint"), &*bench.model, Keep::default());
             assert!(panels(&bench) > fewest + 20, "{} panels instead of {fewest}", panels(&bench));
             assert_eq!(bits(&bench.run(Kernels::detect(), 2, Grouping::Input, 4, 50).0), whole, "{} {panel_bytes}", folder.display());
         }
@@ -143,7 +143,7 @@ fn scratch_stays_within_what_the_manifest_says_of_a_row() {
         let requests: Vec<_> = (0..3).map(|i| request(i, (0..300).map(|p| (p * 7 + i as u32) % 250).collect(), 1)).collect();
         let mut bench = Bench::new(&checkpoint, &requests);
         bench.model = open(&checkpoint, panel_bytes);
-        bench.store = Checkpoint::open(&checkpoint, bench.model.manifest()).expect("the checkpoint is whole");
+        bench.store = weights(&checkpoint, &*bench.model, Keep::default());
         let m = bench.model.manifest();
         let scratch = Scratch::default();
         bench.run_with(&scratch, Kernels::detect(), 2, Grouping::Input, 3, 900);

@@ -92,8 +92,8 @@ fn row_scratch(c: &Config, panel_bytes: usize) -> usize {
     let mla = c.hidden + 2 * m.query_rank + 2 * m.latent + m.shared_key + mla_group(c, panel_bytes) * a_head + m.heads * m.value;
     let glu = |inner: usize| inner + 2 * panel_rows(panel_bytes, c.hidden, 1).min(inner);
     let dense = if c.dense_layers > 0 { glu(c.dense_inner) } else { 0 };
-    // z, y, the routed sum and the shared experts' scratch live at once.
-    let moe = 2 * c.moe.experts + 3 * c.moe.latent + c.hidden + glu(c.moe.shared_inner);
+    // What the shared experts made waits while the routed ones and their sum are computed.
+    let moe = 2 * c.moe.experts + c.hidden + (3 * c.moe.latent + c.hidden).max(glu(c.moe.shared_inner));
     2 * c.hidden + [kda, mla, dense, moe].into_iter().max().expect("four kinds")
 }
 
@@ -119,7 +119,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn push(&mut self, name: &str, shape: Vec<usize>, panel_rows: usize) -> WeightId {
-        self.weights.push(Weight { name: format!("{PREFIX}{name}"), shape, panel_rows });
+        self.weights.push(Weight { name: format!("{PREFIX}{name}"), shape, panel_rows, whole: false });
         WeightId(self.weights.len() as u32 - 1)
     }
 
@@ -133,14 +133,22 @@ impl Builder<'_> {
         self.push(name, vec![rows, cols], panel_rows(self.panel_bytes, cols, granule))
     }
 
+    /// A weight that is asked for whole.
+    fn whole(&mut self, name: &str, shape: Vec<usize>) -> WeightId {
+        let rows = shape[0];
+        let id = self.push(name, shape, rows);
+        self.weights[id.0 as usize].whole = true;
+        id
+    }
+
     fn vector(&mut self, name: &str, len: usize) -> WeightId {
-        self.push(name, vec![len], len)
+        self.whole(name, vec![len])
     }
 
     fn sums(&mut self, name: &str) -> Sums {
         Sums {
             norm: self.vector(&format!("{name}_norm.weight"), self.c.hidden),
-            proj: self.push(&format!("{name}_proj.weight"), vec![1, self.c.hidden], 1),
+            proj: self.whole(&format!("{name}_proj.weight"), vec![1, self.c.hidden]),
         }
     }
 
@@ -177,8 +185,8 @@ impl Builder<'_> {
         let wide = k.heads * k.width;
         let group = head_group(self.panel_bytes, k.heads, k.width, hidden) * k.width;
         let by_heads = |b: &mut Self, name: &str, cols| b.push(&format!("{at}.{name}_proj.weight"), vec![wide, cols], group);
-        let qkv = ["q", "k", "v"]
-            .map(|n| (by_heads(self, n, hidden), self.push(&format!("{at}.{n}_conv1d.weight"), vec![wide, 1, k.taps], wide)));
+        let qkv =
+            ["q", "k", "v"].map(|n| (by_heads(self, n, hidden), self.whole(&format!("{at}.{n}_conv1d.weight"), vec![wide, 1, k.taps])));
         Attention::Kda(Kda {
             qkv,
             f_a: self.matrix(&format!("{at}.f_a_proj.weight"), k.width, hidden, 1),
@@ -231,10 +239,10 @@ impl Builder<'_> {
         Moe {
             gate: self.matrix(&format!("{at}.gate.weight"), moe.experts, hidden, 1),
             bias: self.vector(&format!("{at}.gate.e_score_correction_bias"), moe.experts),
+            shared: self.glu(&format!("{at}.shared_experts"), moe.shared_inner),
             down: self.matrix(&format!("{at}.routed_expert_down_proj.weight"), moe.latent, hidden, 1),
             norm: moe.latent_norm.then(|| self.vector(&format!("{at}.routed_expert_norm.weight"), moe.latent)),
             up: self.matrix(&format!("{at}.routed_expert_up_proj.weight"), hidden, moe.latent, 1),
-            shared: self.glu(&format!("{at}.shared_experts"), moe.shared_inner),
             chosen: moe.chosen,
             experts: moe.experts,
             latent: moe.latent,

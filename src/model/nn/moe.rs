@@ -48,6 +48,8 @@ impl Moe {
     pub fn forward(&self, feed: &mut dyn Feed, x: &[f32], hidden: usize) -> Result<Buffer> {
         let (kernels, scratch) = (feed.kernels(), feed.scratch());
         let routing = self.route(feed, x, hidden)?;
+        feed.queue(&routing);
+        let shared = self.shared.forward(feed, x, hidden)?;
         let z = project(feed, self.down, self.latent, x, hidden)?;
         let mut y = scratch.zeros(z.len());
         feed.experts(&routing, &z, &mut y, &|block, z, out| self.expert(kernels, &scratch, block, z, out))?;
@@ -57,7 +59,7 @@ impl Moe {
         }
         let mut out = project(feed, self.up, hidden, &y, self.latent)?;
         drop(y);
-        kernels.add(&mut out, &self.shared.forward(feed, x, hidden)?);
+        kernels.add(&mut out, &shared);
         Ok(out)
     }
 

@@ -1,0 +1,144 @@
+//! A checkpoint's pieces while a job runs: read ahead of their use, some of them kept.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::checkpoint::Places;
+use super::disk::{Disk, Files};
+use super::reader::{Catalogue, Reader};
+use super::{Counters, DirectIo, Element, Keep, Lease, PageCache, Piece, Setup, Store};
+use crate::error::{Error, Result};
+use crate::model::manifest::WeightId;
+
+/// The weights of an opened checkpoint.
+pub struct Weights {
+    places: Arc<Places>,
+    disk: Arc<dyn Disk>,
+    reader: Reader,
+    /// One a panel; `None` streams.
+    panels: Vec<Option<Slot>>,
+    /// The first blocks, those that stay.
+    blocks: Vec<Slot>,
+}
+
+/// A piece that stays in memory once it has been read; locked while it is taken, so that nobody reads it twice.
+type Slot = Mutex<Kept>;
+
+#[derive(Default)]
+enum Kept {
+    #[default]
+    Unread,
+    Wanted,
+    Here(Lease),
+}
+
+impl Weights {
+    /// Takes the opened shards over.
+    pub(super) fn open(places: Arc<Places>, files: Vec<File>, keep: Keep, setup: &Setup, cache: PageCache) -> Result<Self> {
+        let disk: Arc<dyn Disk> = Arc::new(Files::new(files, places.paths().to_vec(), cache)?);
+        Self::of_disk(places, disk, keep, setup)
+    }
+
+    /// Over a disk that a test makes fail.
+    pub(super) fn of_disk(places: Arc<Places>, disk: Arc<dyn Disk>, keep: Keep, setup: &Setup) -> Result<Self> {
+        let reader = Reader::open(Arc::clone(&disk), Arc::clone(&places) as Arc<dyn Catalogue>, setup)?;
+        let weights = &places.manifest.weights;
+        let stays = weights.iter().flat_map(|weight| std::iter::repeat_n(weight.whole, weight.panels())).zip(0..);
+        let panels = stays.map(|(whole, rank)| (whole || rank < keep.panels).then(Slot::default)).collect();
+        let blocks = std::iter::repeat_with(Slot::default).take(keep.blocks as usize).collect();
+        Ok(Weights { places, disk, reader, panels, blocks })
+    }
+
+    /// Which files are read past the page cache.
+    pub fn direct(&self) -> DirectIo {
+        self.disk.direct()
+    }
+
+    fn slot(&self, piece: Piece) -> Option<MutexGuard<'_, Kept>> {
+        let rank = self.places.rank(piece) as usize;
+        let slot = match piece {
+            Piece::Panel { .. } => self.panels[rank].as_ref(),
+            Piece::Block { .. } => self.blocks.get(rank),
+        };
+        slot.map(|slot| slot.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Store for Weights {
+    fn want(&self, turn: u64, pieces: &[Piece]) {
+        let unread = |piece: &Piece| match self.slot(*piece) {
+            None => true,
+            Some(mut kept) => {
+                let unread = matches!(*kept, Kept::Unread);
+                if unread {
+                    *kept = Kept::Wanted;
+                }
+                unread
+            }
+        };
+        let wanted: Vec<Piece> = pieces.iter().copied().filter(unread).collect();
+        self.reader.want(turn, &wanted);
+    }
+
+    fn ready(&self, piece: Piece) -> bool {
+        self.slot(piece).is_some_and(|kept| matches!(*kept, Kept::Here(_))) || self.reader.ready(piece)
+    }
+
+    fn take(&self, piece: Piece) -> Result<Lease> {
+        let Some(mut kept) = self.slot(piece) else { return self.reader.take(piece) };
+        if let Kept::Here(lease) = &*kept {
+            return Ok(lease.clone());
+        }
+        let lease = self.reader.take(piece)?.owned();
+        *kept = Kept::Here(lease.clone());
+        Ok(lease)
+    }
+
+    fn forget(&self, pieces: &[Piece]) {
+        for &piece in pieces {
+            if let Some(mut kept) = self.slot(piece)
+                && matches!(*kept, Kept::Wanted)
+            {
+                *kept = Kept::Unread;
+            }
+        }
+        self.reader.forget(pieces);
+    }
+
+    fn row(&self, weight: WeightId, row: usize, out: &mut [u8]) -> Result<()> {
+        let w = self.places.manifest.weight(weight);
+        let piece = Piece::Panel { weight, panel: (row / w.panel_rows) as u32 };
+        if self.panels[self.places.rank(piece) as usize].is_some() {
+            let lease = self.take(piece)?;
+            let at = row % w.panel_rows * out.len();
+            out.copy_from_slice(&lease.part(0)[at..at + out.len()]);
+            return Ok(());
+        }
+        let place = self.places.row(weight, row);
+        self.reader.copy(place, out).map_err(|e| {
+            let path = self.places.path(place.file).display();
+            Error::storage(format!("cannot read `{}` from {path} at byte {}: {e}", w.name, place.offset))
+        })
+    }
+
+    fn element(&self, weight: WeightId) -> Element {
+        self.places.element(weight)
+    }
+
+    fn name(&self, piece: Piece, i: usize) -> String {
+        self.places.name(piece, i)
+    }
+
+    fn counters(&self) -> Counters {
+        let read = self.reader.counters();
+        Counters {
+            trunk_bytes: read.panel_bytes,
+            expert_bytes: read.block_bytes,
+            blocks_used: read.blocks_used,
+            blocks_wasted: read.blocks_wasted,
+            blocks_on_demand: read.blocks_on_demand,
+            read_us: read.busy.as_micros() as u64,
+            waited_us: read.waited.as_micros() as u64,
+        }
+    }
+}
