@@ -4,11 +4,12 @@
 //! be needed is wanted early ([`Reader::want`]), several reads of 2 MiB are in flight on every device, and [`Reader::take`] mostly finds
 //! its piece whole. How reads reach the kernel (a ring shared with it, or threads) is chosen at run time; neither changes a byte.
 //!
-//! - `queue` is the book: what is wanted, in flight, whole. `ring` is the book of memory, `layout` that of extents, `read` that of one read.
+//! - `queue` is the book: what is wanted, in flight, whole; `entry` is one line of it. `ring` is the book of memory, `layout` that of extents, `read` that of one read.
 //! - `uring` and `threads` take reads from the book and bring them back. They decide nothing.
 
 #![allow(unsafe_code)] // a lease is a range of a ring; who may touch which range is in `queue`
 
+mod entry;
 pub mod layout;
 mod queue;
 mod read;
@@ -28,7 +29,8 @@ use super::index::Place;
 use super::memory::Arena;
 use super::{Lease, Piece};
 use crate::error::{Error, Result};
-use queue::{Queue, Room};
+use entry::Room;
+use queue::Queue;
 use read::Read;
 use uring::Doorbell;
 

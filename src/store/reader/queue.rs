@@ -11,49 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::Piece;
-use super::super::bytes::{Bytes, Pool};
+use super::super::bytes::Pool;
 use super::super::disk::Disk;
 use super::super::memory::{Arena, PAGE, Target};
+use super::entry::{Entry, Room, Stage};
 use super::layout::{Layout, lay_out};
 use super::read::{Key, Read, Spot, fault, take_out};
 use super::ring::{Ring, Segment};
 use super::{Catalogue, ReadCounters};
-use crate::error::{Error, Result};
-
-/// Where a piece's bytes lie.
-pub enum Room {
-    /// In a ring: 0 for panels, 1 for blocks.
-    Ring(usize, Segment, Range<usize>),
-    /// In memory of its own.
-    Own(Bytes),
-    /// Nowhere: it has none.
-    Nothing,
-}
-
-#[derive(PartialEq, Eq)]
-enum Stage {
-    Queued,
-    Reading,
-    Whole,
-    Failed(Error),
-}
-
-struct Entry {
-    piece: Piece,
-    stage: Stage,
-    room: Room,
-    parts: Vec<Range<usize>>,
-    /// Reads that have not ended.
-    left: usize,
-    /// Whether a read has gone out.
-    begun: bool,
-    /// Whether someone waits for it, and whether it had not begun when he came.
-    claimed: bool,
-    on_demand: bool,
-    /// Nobody wants it any more; it goes when its last read has ended.
-    forgotten: bool,
-    error: Option<Error>,
-}
+use crate::error::Result;
 
 /// One ring: its memory, its book, and who waits for room in it.
 struct Shelf {
@@ -127,19 +93,7 @@ impl Queue {
     fn enter(&mut self, turn: u64, piece: Piece) -> Key {
         self.last_number += 1;
         let key = (turn, self.last_number);
-        let entry = Entry {
-            piece,
-            stage: Stage::Queued,
-            room: Room::Nothing,
-            parts: Vec::new(),
-            left: 0,
-            begun: false,
-            claimed: false,
-            on_demand: false,
-            forgotten: false,
-            error: None,
-        };
-        self.entries.insert(key, entry);
+        self.entries.insert(key, Entry::new(piece));
         key
     }
 
@@ -231,12 +185,12 @@ impl Queue {
     /// Whether the wanted piece would be taken without waiting.
     pub fn ready(&self, piece: Piece) -> bool {
         let first = self.unclaimed.get(&piece).and_then(|keys| keys.first());
-        first.is_some_and(|key| matches!(self.entries[key].stage, Stage::Whole | Stage::Failed(_)))
+        first.is_some_and(|key| self.entries[key].is_done())
     }
 
     /// A claimed piece's bytes, once it is whole.
     pub fn deliver(&mut self, key: Key) -> Option<Result<(Room, Vec<Range<usize>>)>> {
-        if !matches!(self.entries[&key].stage, Stage::Whole | Stage::Failed(_)) {
+        if !self.entries[&key].is_done() {
             return None;
         }
         let entry = self.entries.remove(&key).expect("looked at just now");

@@ -1,14 +1,14 @@
 //! A disk that delays, cuts short, interrupts and fails, and readers that must not mind.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+mod files;
+mod walk;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
-
-use super::super::disk::{DirectIo, Files, PageCache};
+use super::super::disk::DirectIo;
 use super::super::memory::PAGE;
 use super::*;
 use crate::error::Kind;
@@ -162,114 +162,8 @@ fn in_time(work: impl FnOnce() + Send + 'static) {
     });
     match ended.recv_timeout(Duration::from_secs(60)) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("a deadlock"),
-        _ => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
+        _ => thread.join().expect("what failed is said above"),
     }
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Want(u64, Vec<usize>),
-    Take(usize),
-    TakeIfReady(usize),
-    Forget(usize),
-    ForgetAll,
-    Drop(prop::sample::Index),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let piece = 0usize..8;
-    prop::collection::vec(
-        prop_oneof![
-            4 => (0u64..5, prop::collection::vec(piece.clone(), 1..6)).prop_map(|(turn, pieces)| Step::Want(turn, pieces)),
-            6 => piece.clone().prop_map(Step::Take),
-            2 => piece.clone().prop_map(Step::TakeIfReady),
-            1 => piece.prop_map(Step::Forget),
-            1 => Just(Step::ForgetAll),
-            6 => any::<prop::sample::Index>().prop_map(Step::Drop),
-        ],
-        1..60,
-    )
-}
-
-/// Four panels and four blocks of up to four tensors.
-fn places() -> impl Strategy<Value = Places> {
-    let extent = (0u32..3, 0..FILE_BYTES - 12_000, 0usize..12_000).prop_map(|(file, offset, len)| (Place { file, offset }, len));
-    prop::collection::vec(prop::collection::vec(extent, 0..4), 8).prop_map(|pieces| {
-        let piece = |i: usize| if i.is_multiple_of(2) { panel(i as u32) } else { block(i as u32) };
-        Places(pieces.into_iter().enumerate().map(|(i, extents)| (piece(i), extents)).collect())
-    })
-}
-
-/// Delays, short reads, interruptions; and the first read of one place in seven fails.
-fn moody(seed: u64) -> Arc<Fake> {
-    let failed = Mutex::new(BTreeSet::new());
-    Fake::new(move |number, file, offset, len| {
-        let dice = blake3::hash(&[seed, number].map(u64::to_le_bytes).concat());
-        let dice = dice.as_bytes();
-        std::thread::sleep(Duration::from_micros(u64::from(dice[0]) / 2));
-        if dice[1] < 20 {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        if (u64::from(file) + offset / 512 + seed).is_multiple_of(7)
-            && failed.lock().expect("held by none that panics").insert((file, offset))
-        {
-            return Err(io::Error::from_raw_os_error(5));
-        }
-        Ok(if dice[2] < 80 { (len * usize::from(dice[3]) / 255).max(512) } else { len })
-    })
-}
-
-fn walk(places: Places, steps: Vec<Step>, seed: u64, rings: [usize; 2]) {
-    let (disk, places) = (moody(seed), Arc::new(places));
-    let reader = reader(&disk, &places, rings, 3);
-    let piece = |i: usize| if i.is_multiple_of(2) { panel(i as u32) } else { block(i as u32) };
-    let (mut leases, mut wanted, mut taken, mut taken_empty) = (Vec::new(), 0, 0, 0);
-    let mut take = |i: usize, leases: &mut Vec<(Piece, Lease)>| {
-        let lease = reader.take(piece(i)).expect("no read fails twice in a row");
-        places.check(piece(i), &lease);
-        leases.push((piece(i), lease));
-        taken += usize::from(!i.is_multiple_of(2));
-        taken_empty += usize::from(places.0[&piece(i)].iter().all(|e| e.1 == 0));
-    };
-    for step in steps {
-        match step {
-            Step::Want(turn, pieces) => {
-                wanted += pieces.iter().filter(|&&i| !i.is_multiple_of(2)).count();
-                reader.want(turn, &pieces.into_iter().map(piece).collect::<Vec<_>>());
-            }
-            Step::Take(i) => take(i, &mut leases),
-            Step::TakeIfReady(i) if reader.ready(piece(i)) => take(i, &mut leases),
-            Step::TakeIfReady(_) => {}
-            Step::Forget(i) => reader.forget(&[piece(i)]),
-            Step::ForgetAll => reader.forget_all(),
-            Step::Drop(which) if !leases.is_empty() => {
-                let (piece, lease) = leases.remove(which.index(leases.len()));
-                places.check(piece, &lease); // nothing was read over it meanwhile
-            }
-            Step::Drop(_) => {}
-        }
-    }
-    leases.iter().for_each(|(piece, lease)| places.check(*piece, lease));
-    reader.forget_all();
-    drop(leases);
-    soon("all memory is back", || reader.shared.lock().is_empty());
-    let seen = reader.counters();
-    assert_eq!((seen.blocks_used + seen.blocks_on_demand) as usize, taken);
-    assert!(seen.blocks_used + seen.blocks_wasted <= wanted as u64);
-    assert_eq!(seen.panel_bytes + seen.block_bytes, disk.returned.load(Ordering::SeqCst));
-    assert!(seen.ring_bytes_max[0] <= rings[0] as u64 && seen.ring_bytes_max[1] <= rings[1] as u64);
-}
-
-#[test]
-fn any_wants_takes_and_forgets_give_the_right_bytes_in_the_memory_given() {
-    let ring = || (1usize..40).prop_map(|pages| pages * PAGE);
-    let config = ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() };
-    TestRunner::new(config)
-        .run(&(places(), steps(), any::<u64>(), [ring(), ring()]), |(places, steps, seed, rings)| {
-            in_time(move || walk(places, steps, seed, rings));
-            Ok(())
-        })
-        .expect("holds");
 }
 
 #[test]
@@ -419,93 +313,10 @@ fn a_fault_of_the_program_in_a_thread_lets_nobody_wait_for_ever() {
 fn a_lease_outlives_its_reader_and_a_reader_ends_while_reads_are_in_flight() {
     in_time(|| {
         let places = Arc::new(Places::row(&(0..20).map(block).collect::<Vec<_>>(), 8_000));
-        let reader = reader(&moody(1), &places, [0, 1 << 20], 2);
+        let reader = reader(&walk::moody(1), &places, [0, 1 << 20], 2);
         reader.want(0, &(0..20).map(block).collect::<Vec<_>>());
         let lease = reader.take(block(0)).expect("reads");
         drop(reader);
         places.check(block(0), &lease);
     });
-}
-
-/// Files as they lie on disk: three shards, the last one's end being aligned to nothing.
-fn written(folder: &Path) -> Vec<PathBuf> {
-    let write = |file: u32| {
-        let path = folder.join(format!("shard-{file}"));
-        std::fs::write(&path, (0..FILE_BYTES + 77).map(|at| byte(file, at)).collect::<Vec<_>>()).expect("writes");
-        path
-    };
-    (0..3).map(write).collect()
-}
-
-fn on_files(paths: &[PathBuf], cache: PageCache, method: Method, places: &Arc<Places>) -> Option<(Reader, DirectIo)> {
-    let files = paths.iter().map(|path| std::fs::File::open(path).expect("opens")).collect();
-    let files = Files::new(files, paths.to_vec(), cache).expect("opens");
-    let direct = files.direct();
-    let setup = Setup { method: Some(method), chunk_bytes: 50_000, ..Setup::new(1 << 20, 1 << 20) };
-    match Reader::open(Arc::new(files), Arc::clone(places) as _, &setup) {
-        Ok(reader) => Some((reader, direct)),
-        Err(e) => {
-            assert!(e.message.contains("io_uring is not allowed"), "{e}");
-            None
-        }
-    }
-}
-
-fn folders() -> Vec<tempfile::TempDir> {
-    let mut folders = vec![tempfile::tempdir().expect("a folder")];
-    folders.extend(tempfile::tempdir_in("/dev/shm"));
-    folders
-}
-
-fn every_way() -> Vec<(PageCache, Method)> {
-    let caches = [PageCache::Bypass, PageCache::Use];
-    caches.into_iter().flat_map(|cache| [(cache, Method::Uring), (cache, Method::Threads)]).collect()
-}
-
-#[test]
-fn every_way_of_reading_gives_the_files_bytes_on_every_file_system() {
-    let end = FILE_BYTES + 77;
-    let at = |file, offset, len: usize| (Place { file, offset }, len);
-    let extents = [vec![at(0, 5, 200_000)], vec![at(1, end - 1, 1), at(2, end - 70_000, 70_000)], vec![at(0, 513, 1), at(1, 0, 513)]];
-    let places = Arc::new(Places([block(0), block(1), panel(2)].into_iter().zip(extents).collect()));
-    for folder in folders() {
-        let paths = written(folder.path());
-        for (cache, method) in every_way() {
-            let Some((reader, direct)) = on_files(&paths, cache, method, &places) else { continue };
-            assert!(cache == PageCache::Bypass || direct == DirectIo::None);
-            assert_eq!(reader.method(), method);
-            for turn in 0..3 {
-                reader.want(turn, &[block(0), panel(2)]);
-                for piece in [block(0), block(1), panel(2)] {
-                    places.check(piece, &reader.take(piece).expect("reads"));
-                }
-            }
-            let mut row = [0; 1_000];
-            reader.copy(Place { file: 1, offset: end - 1_000 }, &mut row).expect("reads");
-            assert!(row.iter().zip(end - 1_000..).all(|(&b, at)| b == byte(1, at)));
-            let seen = reader.counters();
-            assert!(seen.panel_bytes >= 3 * 514 + 1_000 && seen.block_bytes >= 3 * 270_001, "{seen:?}");
-            assert!(seen.busy > Duration::ZERO && seen.waited > Duration::ZERO);
-        }
-    }
-}
-
-#[test]
-fn a_shard_cut_short_after_it_was_indexed_is_told() {
-    let places = Arc::new(Places([(block(0), vec![(Place { file: 1, offset: 200_000 }, 90_000)])].into()));
-    for folder in folders() {
-        for (cache, method) in every_way() {
-            let paths = written(folder.path());
-            let Some((reader, _)) = on_files(&paths, cache, method, &places) else { continue };
-            let shard = std::fs::File::options().write(true).open(&paths[1]).expect("opens");
-            shard.set_len(250_123).expect("cuts");
-            let error = reader.take(block(0)).map(|_| ()).expect_err("the end is missing");
-            assert_eq!(error.kind, Kind::Storage);
-            for part in ["shard-1", "expert: 0", "ends at byte 250123", "shrunk"] {
-                assert!(error.message.contains(part), "{part}: {error}");
-            }
-            let copied = reader.copy(Place { file: 1, offset: 250_000 }, &mut [0; 200]).expect_err("the end is missing");
-            assert_eq!(copied.kind(), io::ErrorKind::UnexpectedEof);
-        }
-    }
 }
