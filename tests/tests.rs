@@ -9,6 +9,7 @@ mod maker;
 mod model;
 mod placement;
 mod rows;
+mod streaming;
 mod synth;
 mod text;
 mod tidy;

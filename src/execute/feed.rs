@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Engine;
-use super::order::blocks_turn;
+use super::order::Turns;
 use crate::error::{Error, Result};
 use crate::kernels::spread;
 use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
@@ -33,8 +33,7 @@ pub struct SweepFeed<'a> {
     spans: Vec<SpanRows<'a>>,
     /// A row each: whether it is of an answer.
     of_answers: Vec<bool>,
-    /// The turn with which the sweep begins.
-    first_turn: u64,
+    turns: Turns,
     /// The rows whose logits are wanted, ascending; None once the others have been left out.
     wanted: Option<Vec<usize>>,
     layer: usize,
@@ -106,11 +105,11 @@ type Chosen = Vec<(u32, f32)>;
 
 impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other; `wanted` are those whose logits matter, of a span a
-    /// row and all that follow up to another. The sweep's wants begin with the turn `first_turn`.
-    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>, first_turn: u64) -> Self {
+    /// row and all that follow up to another.
+    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>, turns: Turns) -> Self {
         let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
         let wanted = Some(wanted);
-        SweepFeed { engine, spans, of_answers, first_turn, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
+        SweepFeed { engine, spans, of_answers, turns, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
     }
 
     /// Says which layer comes next.
@@ -131,6 +130,10 @@ impl<'a> SweepFeed<'a> {
             behind += count;
             count > 0
         });
+    }
+
+    fn is_last_layer(&self) -> bool {
+        self.layer + 1 == self.engine.model.manifest().layers.len()
     }
 
     fn rows(&self) -> usize {
@@ -294,7 +297,7 @@ impl Feed for SweepFeed<'_> {
     }
 
     fn narrow(&mut self, x: &mut Stream, beside: &mut [&mut Buffer]) {
-        if self.layer + 1 < self.engine.model.manifest().layers.len() {
+        if !self.is_last_layer() {
             return;
         }
         let Some(wanted) = self.wanted.take() else { return };
@@ -311,9 +314,15 @@ impl Feed for SweepFeed<'_> {
         let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
         let mut chosen = vec![false; blocks.count];
         routing.ids.iter().for_each(|&id| chosen[id as usize] = true);
-        let union = (0u32..).zip(&chosen).filter(|(_, chosen)| **chosen);
-        let pieces: Vec<Piece> = union.map(|(expert, _)| Piece::Block { layer: self.layer as u32, expert }).collect();
-        self.engine.store.want(self.first_turn + blocks_turn(self.layer), &pieces);
+        let of = |wanted: bool| {
+            let experts = (0u32..).zip(&chosen).filter(move |(_, chosen)| **chosen == wanted);
+            experts.map(|(expert, _)| Piece::Block { layer: self.layer as u32, expert }).collect::<Vec<_>>()
+        };
+        if self.turns.whole_layers && !self.is_last_layer() {
+            self.engine.store.forget(&of(false));
+        } else {
+            self.engine.store.want(self.turns.of_blocks(self.layer), &of(true));
+        }
     }
 
     fn experts(&mut self, routing: &Routing, z: &[f32], y: &mut [f32], f: &Expert<'_>) -> Result<()> {

@@ -15,15 +15,18 @@ use crate::error::Result;
 use crate::event::{End, Event, Sink, Stamp};
 use crate::kernels::Kernels;
 use crate::model::Model;
-use crate::plan::{Outcome, Schedule, Sweep, Walkers};
+use crate::plan::{self, Outcome, Schedule, Sweep, Walkers};
 use crate::sample::{self, Vocabulary};
 use crate::scratch::Scratch;
 use crate::spool::Spool;
 use crate::store::{Counters, Piece, Store};
 use feed::{SpanRows, Used};
 use fold::{Fold, Want};
-use order::Order;
+use order::{Order, Turns};
 use sequence::Sequence;
+
+/// Layers are streamed whole as long as at most one block of so many was read for nobody.
+const WASTED_PART: u64 = 100;
 
 /// Tells the time and is told of progress; a test's watch ticks.
 pub trait Watch: Sync {
@@ -82,11 +85,11 @@ pub struct Engine<'a> {
 ///
 /// # Errors
 /// A weight cannot be read, or a result cannot be kept.
-pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Result<Tally> {
-    let slots = plan.allotment().wave;
+pub fn run(schedule: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Result<Tally> {
+    let slots = schedule.allotment().wave;
     let mut run = Run {
         engine,
-        walkers: plan.allotment().walkers,
+        walkers: schedule.allotment().walkers,
         order: Order::of(engine.model, engine.kernels)?,
         started_us: engine.watch.now_us(),
         sequences: std::iter::repeat_with(|| None).take(slots).collect(),
@@ -94,13 +97,13 @@ pub fn run(plan: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Res
         drawing: sample::Scratch::default(),
         tally: Tally::default(),
     };
-    for index in 0..plan.rows().len() {
-        if plan.rows()[index].is_idle() {
+    for index in 0..schedule.rows().len() {
+        if schedule.rows()[index].is_idle() {
             run.report_idle(index as u64, sink)?;
         }
     }
     let mut outcome = Outcome::default();
-    while let Some(sweep) = plan.next(&outcome) {
+    while let Some(sweep) = schedule.next(&outcome) {
         outcome = run.sweep(&sweep, sink)?;
     }
     Ok(run.tally)
@@ -191,18 +194,31 @@ impl<'a> Run<'a> {
     }
 
     /// Tells the disk all that the sweep will surely take, so that it never waits to be asked.
-    fn want(&self, first_turn: u64, nothing_wanted: bool) {
+    fn want(&self, turns: Turns, nothing_wanted: bool) {
         let panels = if nothing_wanted { &self.order.panels[..self.order.unwanted] } else { &self.order.panels };
         for of_turn in panels.chunk_by(|a, b| a.0 == b.0) {
             let pieces: Vec<Piece> = of_turn.iter().map(|panel| panel.1).collect();
-            self.engine.store.want(first_turn + of_turn[0].0, &pieces);
+            self.engine.store.want(turns.first + of_turn[0].0, &pieces);
         }
+        let last = self.engine.model.manifest().layers.len() - 1;
+        for (layer, blocks) in self.engine.model.manifest().blocks().filter(|(layer, _)| turns.whole_layers && *layer < last) {
+            let pieces: Vec<Piece> = (0..blocks.count as u32).map(|expert| Piece::Block { layer: layer as u32, expert }).collect();
+            self.engine.store.want(turns.of_blocks(layer), &pieces);
+        }
+    }
+
+    /// Whether so many rows will need all experts of a layer, so that nobody waits for the router. Not if that has been a mistake before.
+    fn streams_whole_layers(&self, rows: usize) -> bool {
+        let read = self.tally.read;
+        self.walkers.most == 1
+            && read.blocks_wasted * WASTED_PART <= read.blocks_used
+            && self.engine.model.manifest().blocks().all(|(_, b)| plan::need_all(rows as u64, b.chosen as u64, b.count as u64))
     }
 
     /// All layers and the head.
     fn compute(&mut self, sweep: &Sweep, wants: Vec<Want>) -> Result<Vec<Fold>> {
-        let first_turn = self.tally.sweeps * self.order.turns;
-        self.want(first_turn, wants.is_empty());
+        let turns = Turns { first: self.tally.sweeps * self.order.turns, whole_layers: self.streams_whole_layers(sweep.rows()) };
+        self.want(turns, wants.is_empty());
         let mut spans = Vec::with_capacity(sweep.spans.len());
         let mut row = 0;
         let mut planned = sweep.spans.iter().peekable();
@@ -217,8 +233,7 @@ impl<'a> Run<'a> {
         }
         assert!(planned.next().is_none(), "spans come by ascending slot");
         let shares = share::cut(spans, wants, self.walkers);
-        let walked: Vec<_> =
-            shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine, first_turn)).collect::<Result<_>>()?;
+        let walked: Vec<_> = shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine, turns)).collect::<Result<_>>()?;
         let mut used = Used::default();
         let mut folds = Vec::new();
         for (part, of_part) in walked {

@@ -23,8 +23,24 @@ pub struct Order {
     pub turns: u64,
 }
 
-/// The turn of a layer's blocks; its panels come one before it or one after.
-pub fn blocks_turn(layer: usize) -> u64 {
+/// When a sweep's pieces are wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Turns {
+    /// The turn with which the sweep begins.
+    pub first: u64,
+    /// All blocks of a layer were wanted before its rows chose; the last layer's never are.
+    pub whole_layers: bool,
+}
+
+impl Turns {
+    /// The turn of a layer's blocks.
+    pub fn of_blocks(self, layer: usize) -> u64 {
+        self.first + blocks_turn(layer)
+    }
+}
+
+/// A layer's panels come one turn before this or one after.
+fn blocks_turn(layer: usize) -> u64 {
     3 * layer as u64 + 1
 }
 

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use super::Engine;
 use super::feed::{SpanRows, SweepFeed, Used};
 use super::fold::{self, Fold, Want};
+use super::order::Turns;
 use crate::error::Result;
 use crate::kernels::{Data, Matrix};
 use crate::model::Stream;
@@ -50,11 +51,11 @@ pub fn cut(spans: Vec<SpanRows<'_>>, wants: Vec<Want>, walkers: Walkers) -> Vec<
 }
 
 impl Share<'_> {
-    /// All layers and the head: the logits of the rows that are wanted, folded, and who was chosen. Turns are counted from `first_turn`.
-    pub fn walk(self, engine: &Engine<'_>, first_turn: u64) -> Result<(Vec<Fold>, Used)> {
+    /// All layers and the head: the logits of the rows that are wanted, folded, and who was chosen.
+    pub fn walk(self, engine: &Engine<'_>, turns: Turns) -> Result<(Vec<Fold>, Used)> {
         let model = engine.model;
         let mut stream = self.embed(engine)?;
-        let mut feed = SweepFeed::new(engine, self.spans, self.wants.iter().map(|want| want.row).collect(), first_turn);
+        let mut feed = SweepFeed::new(engine, self.spans, self.wants.iter().map(|want| want.row).collect(), turns);
         for layer in 0..model.manifest().layers.len() {
             feed.enter(layer);
             model.layer(layer, &mut stream, &mut feed)?;

@@ -21,7 +21,7 @@ use crate::plan::{Allotment, Grouping, StateBytes, Walkers};
 use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
-use crate::store::{Checkpoint, Keep, PageCache, Setup, Weights, header};
+use crate::store::{Checkpoint, Keep, Method, PageCache, Setup, Weights, header};
 use crate::tokenizer::Channels;
 
 fn fixture(name: &str) -> PathBuf {
@@ -110,6 +110,8 @@ fn open(checkpoint: &Path, panel_bytes: usize) -> Box<dyn Model> {
     let path = checkpoint.join("config.json");
     model::of_config(&std::fs::read(&path).expect("a config"), &path, panel_bytes).expect("the config is valid")
 }
+
+const TURNS: order::Turns = order::Turns { first: 0, whole_layers: false };
 
 /// The weights of a checkpoint, read through rings of a megabyte.
 fn weights(checkpoint: &Path, model: &dyn Model, keep: Keep) -> Weights {
@@ -263,7 +265,7 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
         Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
     }
     let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, ids: prompt.to_vec(), of_answer: false, states: &mut states }];
-    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect(), 0), routings: Vec::new() };
+    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect(), TURNS), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
         bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
@@ -345,6 +347,7 @@ proptest! {
         chunk in 1usize..70,
         threads in 1usize..3,
         kept in (0u64..400, 0u64..250),
+        reading in (1usize..9, 12usize..20, prop::sample::select(vec![Method::Uring, Method::Threads]), any::<bool>()),
         grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
     ) {
         let requests: Vec<_> = seeds.iter().enumerate().map(|(i, &(len, max, seed, drawn))| {
@@ -359,7 +362,17 @@ proptest! {
             events.remove(0)
         }).collect();
         let mut bench = Bench::new(&checkpoint, &requests);
-        bench.store = weights(&checkpoint, &*bench.model, Keep { panels: kept.0, blocks: kept.1 });
+        let (depth, log_chunk, method, direct) = reading;
+        let opened = Checkpoint::open(&checkpoint, bench.model.manifest()).expect("the checkpoint is whole");
+        let setup = Setup { method: Some(method), depth, chunk_bytes: 1 << log_chunk, ..Setup::new(1 << 19, 1 << 18) };
+        let cache = if direct { PageCache::Bypass } else { PageCache::Use };
+        let keep = Keep { panels: kept.0, blocks: kept.1 };
+        // Where io_uring is not allowed, threads read.
+        let opened = opened.read(keep, &setup, cache);
+        bench.store = match opened {
+            Err(_) if method == Method::Uring => weights(&checkpoint, &*bench.model, keep),
+            opened => opened.expect("it can be read"),
+        };
         let (events, tally) = bench.run(Kernels::detect(), threads, grouping, wave, chunk);
         prop_assert_eq!(bits(&events), bits(&solo));
         prop_assert_eq!(tally.rows_done, requests.len() as u64);

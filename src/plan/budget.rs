@@ -155,6 +155,12 @@ pub fn expert_rows(rows: u64, chosen: u64) -> u64 {
     rows.max(EXPERT_ROWS.min(rows.saturating_mul(chosen)))
 }
 
+/// Whether so many rows, of which each chooses `chosen` of `experts` at random, leave out less than half an expert on average.
+pub fn need_all(rows: u64, chosen: u64, experts: u64) -> bool {
+    let left_out = 1.0 - chosen as f64 / experts.max(1) as f64;
+    experts as f64 * left_out.powf(rows as f64) < 0.5
+}
+
 /// The same of all walkers of a sweep.
 fn expert_rows_of(walkers: u64, rows: u64, chosen: u64) -> u64 {
     match walkers.min(rows / WALKER_ROWS) {
@@ -370,6 +376,13 @@ mod tests {
         let smallest = allot(&rows, &facts(), &limits(refusal.smallest_bytes)).expect("the smallest budget works");
         assert_eq!(smallest.ledger.total(), refusal.smallest_bytes);
         assert!(allot(&rows, &facts(), &limits(refusal.smallest_bytes - 1)).is_err());
+    }
+
+    #[test]
+    fn many_rows_need_all_experts() {
+        assert!(!need_all(1, 4, 64) && !need_all(74, 4, 64) && need_all(76, 4, 64));
+        assert!(!need_all(380, 16, 896) && need_all(430, 16, 896));
+        assert!(need_all(1, 8, 8) && need_all(0, 0, 0));
     }
 
     #[test]

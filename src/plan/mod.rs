@@ -7,7 +7,7 @@ mod budget;
 mod forecast;
 mod schedule;
 
-pub use budget::{Allotment, Limits, ModelFacts, Refusal, StateBytes, Walkers, allot, expert_rows, reading_room};
+pub use budget::{Allotment, Limits, ModelFacts, Refusal, StateBytes, Walkers, allot, expert_rows, need_all, reading_room};
 pub use forecast::{Forecast, forecast};
 pub use schedule::{Grouping, Schedule};
 

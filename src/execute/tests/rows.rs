@@ -71,7 +71,7 @@ fn experts_are_summed_in_ascending_id() {
             .enumerate()
             .map(|(r, states)| SpanRows { rows: r..r + 1, first: 0, ids: vec![0], of_answer: false, states })
             .collect();
-        let mut feed = SweepFeed::new(&engine, spans, Vec::new(), 0);
+        let mut feed = SweepFeed::new(&engine, spans, Vec::new(), TURNS);
         feed.enter(1);
         let ids = [[19, 2, 7].repeat(choosing), [21, 22, 20].repeat(rows - choosing)].concat();
         let routing = Routing { ids, weights: vec![1.0; 3 * rows], chosen: 3 };
