@@ -54,7 +54,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<Prepared> {
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }
-    let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
+    let allotment = plan::allot(&rows, job.grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
     checkpoint.keep(Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks });
     let schedule = Schedule::new(rows, job.grouping, allotment, facts.state);
     Ok(Prepared { config: blake3::hash(&config), model, checkpoint, tokenizer, input, facts, limits, schedule, kernels })
