@@ -2,12 +2,13 @@
 
 use crate::job::EngineSection;
 use crate::machine;
-use crate::model::manifest::{Manifest, Weight};
+use crate::model::manifest::{Blocks, Manifest, Weight, WeightId};
 use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
 use crate::plan::{Limits, ModelFacts, StateBytes};
 use crate::request::RowFacts;
 use crate::store::{Checkpoint, Setup};
+use crate::units::show_bytes;
 
 const FLOAT: u64 = 4;
 /// A tokenizer in memory, measured: 150 bytes a token of ranks, pieces and their table.
@@ -20,21 +21,25 @@ const BLOCKS_A_THREAD: usize = 2;
 /// The parts of a machine's free memory that a job takes by default: 4 of 5.
 const DEFAULT_SHARE: (u64, u64) = (4, 5);
 
+/// What a float of a recurrent state takes a row: decayed, read for what it holds, written, read for the answer.
+const STATE_FLOP: u64 = 7;
+
 /// The model's numbers.
 pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: bool) -> ModelFacts {
     let weight_bytes: Vec<u64> = checkpoint.weight_bytes().collect();
-    let panels = manifest.weights.iter().zip(&weight_bytes).flat_map(|(weight, bytes)| {
-        let row_bytes = bytes / weight.rows() as u64;
-        (0..weight.panels()).map(move |p| weight.panel(p).len() as u64 * row_bytes)
-    });
+    let weights = || manifest.weights.iter().zip(&weight_bytes);
+    let panels: Vec<u64> = weights().flat_map(|(weight, bytes)| panel_bytes(weight, *bytes)).collect();
     let embedding = manifest.embedding.0 as usize;
     let panels_before = manifest.weights[..embedding].iter().map(Weight::panels).sum::<usize>();
     let expert_row = manifest.blocks().map(|(_, b)| 2 * b.width + b.inner).max().unwrap_or(0);
     ModelFacts {
-        panels: panels.collect(),
+        whole_bytes: weights().filter(|(weight, _)| weight.whole).map(|(_, bytes)| bytes).sum(),
+        panel_room_bytes: Setup::room_bytes(panels.iter().max().copied().unwrap_or(0), 1),
+        panels,
         embedding: panels_before..panels_before + manifest.weight(manifest.embedding).panels(),
         embedding_row_bytes: weight_bytes[embedding] / manifest.vocab as u64,
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
+        block_room_bytes: manifest.blocks().map(|(_, b)| Setup::room_bytes(b.bytes() as u64, b.tensors().len() as u64)).max().unwrap_or(0),
         state: StateBytes { fixed: manifest.fixed_floats() as u64 * FLOAT, a_token: manifest.token_floats() as u64 * FLOAT },
         stream_row_bytes: manifest.stream_width as u64 * FLOAT,
         layer_row_bytes: manifest.row_scratch as u64 * FLOAT,
@@ -43,7 +48,30 @@ pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: boo
         logits_bytes: manifest.vocab as u64 * FLOAT,
         index_bytes: checkpoint.index_bytes(),
         tokenizer_bytes: if has_tokenizer { manifest.vocab as u64 * TOKENIZER_BYTES_A_TOKEN } else { 0 },
+        row_flop: row_flop(manifest),
+        head_flop: product_flop(manifest.weight(manifest.head)),
+        pair_flop: 0, // how many heads attend is the model's own: the list of states does not tell
     }
+}
+
+/// Bytes of each panel of a weight of `bytes` bytes, 0 where it stays whole.
+fn panel_bytes(weight: &Weight, bytes: u64) -> impl Iterator<Item = u64> {
+    let row_bytes = if weight.whole { 0 } else { bytes / weight.rows() as u64 };
+    (0..weight.panels()).map(move |p| weight.panel(p).len() as u64 * row_bytes)
+}
+
+/// FLOP of a row and a weight.
+fn product_flop(weight: &Weight) -> u64 {
+    2 * (weight.rows() * weight.cols()) as u64
+}
+
+/// FLOP of a row in all layers: every weight of the trunk, the experts that it chooses, the states that it changes.
+fn row_flop(manifest: &Manifest) -> u64 {
+    let ends = |i: usize| [manifest.embedding, manifest.head].contains(&WeightId(i as u32));
+    let trunk: u64 = manifest.weights.iter().enumerate().filter(|(i, _)| !ends(*i)).map(|(_, weight)| product_flop(weight)).sum();
+    let block = |b: &Blocks| b.parts.iter().map(|part| 2 * (part.rows * part.cols) as u64).sum::<u64>();
+    let experts: u64 = manifest.blocks().map(|(_, b)| b.chosen as u64 * block(b)).sum();
+    trunk + experts + manifest.fixed_floats() as u64 * STATE_FLOP
 }
 
 /// Threads of arithmetic.
@@ -55,6 +83,12 @@ pub fn threads(engine: &EngineSection) -> usize {
 pub fn budget_bytes(engine: &EngineSection) -> u64 {
     let (share, of) = DEFAULT_SHARE;
     engine.memory_bytes.unwrap_or_else(|| machine::available_bytes() / of * share)
+}
+
+/// What is wrong with a ledger of so many bytes on a machine that has `left_bytes` left, 0 being unknown: it is a warning, since others may
+/// give memory back.
+pub fn shortage(ledger_bytes: u64, left_bytes: u64) -> Option<String> {
+    (1..ledger_bytes).contains(&left_bytes).then(|| format!("the machine has only {} left", show_bytes(left_bytes)))
 }
 
 /// What the job and the machine allow.
@@ -72,15 +106,45 @@ pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, row
     }
 }
 
-/// The rings through which weights stream.
-pub fn rings(model: &ModelFacts, limits: &Limits) -> Setup {
-    let panel = Setup::room_bytes(model.panels.iter().max().copied().unwrap_or(0), 1);
-    let block = Setup::room_bytes(model.blocks.iter().map(|b| b.2).max().unwrap_or(0), 6);
-    Setup::new(2 * panel as usize, (limits.blocks_in_flight * block) as usize)
-}
-
 /// Blocks that are computed side by side.
 fn blocks_in_flight(threads: usize, model: &ModelFacts) -> usize {
     let block = model.blocks.iter().map(|b| b.2).max().unwrap_or(1).max(1);
     (BLOCKS_BYTES / block as usize).min(BLOCKS_MAX).max(threads * BLOCKS_A_THREAD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::manifest::PANEL_BYTES;
+    use crate::model::{self, Model};
+
+    fn released() -> Box<dyn Model> {
+        let config = model::shape(model::SHAPES[0].0).expect("a shape").to_string();
+        model::of_config(config.as_bytes(), std::path::Path::new("config.json"), PANEL_BYTES).expect("a model")
+    }
+
+    #[test]
+    fn small_weights_stay_whole_and_matrices_stream() {
+        let model = released();
+        let manifest = model.manifest();
+        let whole: u64 = manifest.weights.iter().filter(|w| w.whole).map(|w| 4 * (w.rows() * w.cols()) as u64).sum();
+        assert!(whole > 1 << 20 && whole < 80 << 20, "{whole} bytes of small weights");
+        for weight in &manifest.weights {
+            let panels: u64 = panel_bytes(weight, 2 * (weight.rows() * weight.cols()) as u64).sum();
+            assert_eq!(panels, if weight.whole { 0 } else { product_flop(weight) }, "{}", weight.name);
+        }
+        assert!(!manifest.weight(manifest.head).whole && !manifest.weight(manifest.embedding).whole);
+    }
+
+    #[test]
+    fn the_released_model_takes_about_208_gflop_a_row() {
+        let flop = row_flop(released().manifest());
+        assert!((195_000_000_000..215_000_000_000).contains(&flop), "{flop}");
+    }
+
+    #[test]
+    fn a_ledger_above_what_the_machine_has_is_said() {
+        assert_eq!(shortage(2_000_000_001, 2_000_000_000).as_deref(), Some("the machine has only 2.00 GB left"));
+        assert_eq!((shortage(2_000_000_000, 2_000_000_000), shortage(9, 0)), (None, None));
+    }
 }

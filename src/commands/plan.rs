@@ -4,14 +4,20 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::Said;
 use super::prepare::{Prepared, prepare};
+use super::{Said, facts};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine;
 use crate::memory::Ledger;
-use crate::plan::{Forecast, forecast};
+use crate::plan::{Forecast, Limits, Rates, Schedule, allot, forecast};
 use crate::units::{show_bytes, show_count};
+
+/// This machine's rates; unknown until they have been measured.
+const RATES: Option<Rates> = None;
+
+/// More rows are not planned a second time for a comparison.
+const COMPARED_ROWS: usize = 100_000;
 
 /// The plan, for scripts.
 #[derive(Serialize)]
@@ -35,7 +41,7 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
     let (prepared, _) = prepare(job, state.path())?;
     let allotment = prepared.schedule.allotment();
     let plan = Plan {
-        forecast: forecast(prepared.schedule.clone(), &prepared.facts),
+        forecast: forecast(prepared.schedule.clone(), &prepared.facts, RATES),
         wave: allotment.wave,
         prefill_rows: allotment.prefill_rows,
         memory_budget: prepared.limits.budget_bytes,
@@ -67,15 +73,33 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         "reads",
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
+    let seconds = f.wall_ms.map(|ms| format!(", {:.1} hours in all", ms as f64 / 3.6e6));
+    line("computes", format!("{} GFLOP{}", show_count(f.gflop), seconds.unwrap_or_default()));
     line("kernel", prepared.kernels.path().name().into());
-    let left = machine::available_bytes();
-    let over =
-        if left > 0 && plan.ledger_total > left { format!("; the machine has only {} left", show_bytes(left)) } else { String::new() };
+    let over = facts::shortage(plan.ledger_total, machine::available_bytes()).map_or_else(String::new, |words| format!("; {words}"));
     line("memory", format!("{} of {}{over}", show_bytes(plan.ledger_total), show_bytes(plan.memory_budget)));
     for entry in plan.ledger.lines.iter().filter(|l| l.bytes > 0) {
         line(&format!("  {}", entry.name), format!("{:>8}  {}", show_bytes(entry.bytes), entry.buys));
     }
+    if let Some(words) = with_twice_the_memory(plan, prepared) {
+        line("with twice that", words);
+    }
     Ok(text)
+}
+
+/// What twice the memory would save, where that is something and soon told.
+fn with_twice_the_memory(plan: &Plan<'_>, prepared: &Prepared) -> Option<String> {
+    let (schedule, m) = (&prepared.schedule, &prepared.facts);
+    let rows = schedule.rows();
+    if rows.len() > COMPARED_ROWS {
+        return None;
+    }
+    let limits = Limits { budget_bytes: prepared.limits.budget_bytes.saturating_mul(2), ..prepared.limits.clone() };
+    let allotment = allot(rows, schedule.grouping(), m, &limits).ok()?;
+    let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, RATES);
+    let bytes = |f: &Forecast| f.bytes_trunk.saturating_add(f.bytes_experts);
+    let saves = bytes(&f) < bytes(&plan.forecast) / 10 * 9;
+    saves.then(|| format!("{} sweeps, {} read", show_count(f.sweeps), show_bytes(bytes(&f))))
 }
 
 /// The first row that cannot run, and why; a terminal gets no control characters of the input.

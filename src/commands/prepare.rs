@@ -53,7 +53,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }
-    let allotment = plan::allot(&rows, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
+    let allotment = plan::allot(&rows, job.grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
     let schedule = Schedule::new(rows, job.grouping, allotment, facts.state);
     let prepared = Prepared { config: blake3::hash(&config), model, tokenizer, input, facts, limits, schedule, kernels };
     Ok((prepared, checkpoint))

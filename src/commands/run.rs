@@ -16,22 +16,28 @@ use crate::event::End;
 use crate::execute::{self, Engine, Tally, Watch};
 use crate::input::KeptReader;
 use crate::job::Job;
+use crate::machine;
 use crate::output::{Answers, JobFolder, Kept, OutputSpec, Wording};
 use crate::report::{Progress, Screen, closing_words};
 use crate::request::Request;
 use crate::sample::{self, Vocabulary, Words};
 use crate::scratch::Scratch;
-use crate::store::{Keep, PageCache};
+use crate::store::{Keep, PageCache, Setup};
 use crate::tokenizer::Tokenizer;
+use crate::units::show_bytes;
 
 /// Runs the whole job.
 ///
 /// # Errors
 /// Before work: model, input or budget are refused, or the output folder is in use. During work: storage fails.
-pub fn run(job: &Job, screen: Screen) -> Result<Said> {
+pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let started = Instant::now();
     let folder = JobFolder::create(&job.output.path)?;
     let (mut prepared, checkpoint) = prepare(job, &folder.state())?;
+    let ledger_bytes = prepared.schedule.allotment().ledger.total();
+    if let Some(words) = facts::shortage(ledger_bytes, machine::available_bytes()) {
+        screen.say(&format!("warning: engine.memory holds {}, but {words}", show_bytes(ledger_bytes)));
+    }
     let system_fingerprint = fingerprint(&prepared, &checkpoint)?;
     let threads = facts::threads(&job.engine);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
@@ -52,14 +58,14 @@ pub fn run(job: &Job, screen: Screen) -> Result<Said> {
     let clock = Clock { started, progress: Mutex::new(Progress::start(screen, rows.len() as u64, tokens, &folder)) };
     let allotment = prepared.schedule.allotment();
     let keep = Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks };
-    let setup = facts::rings(&prepared.facts, &prepared.limits);
+    let setup = Setup::new(allotment.panel_ring_bytes as usize, allotment.block_ring_bytes as usize);
     let weights = checkpoint.read(keep, &setup, if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use })?;
     let engine = Engine {
         model: &*prepared.model,
         store: &weights,
         kernels: prepared.kernels,
         scratch: Scratch::default(),
-        blocks_in_flight: prepared.limits.blocks_in_flight as usize,
+        blocks_in_flight: allotment.blocks_in_flight as usize,
         spool: &prepared.input.spool,
         vocabulary: prepared.tokenizer.as_ref().map(|t| t as &dyn Vocabulary),
         watch: &clock,

@@ -329,7 +329,8 @@ impl Feed for SweepFeed<'_> {
         let blocks = self.engine.model.manifest().layers[self.layer].blocks.as_ref().expect("a layer that routes has blocks");
         self.used.count(self.layer, routing, &self.of_answers);
         let chosen = Self::by_expert(routing, blocks.count);
-        let rows_max = expert_rows(self.rows() as u64, blocks.chosen as u64) as usize;
+        let row_bytes = (2 * blocks.width + blocks.inner) * size_of::<f32>();
+        let rows_max = expert_rows(self.rows() as u64, blocks.chosen as u64, row_bytes as u64) as usize;
         let mut batch: Vec<(usize, Chosen)> = Vec::new();
         let mut rows = 0;
         for (expert, chosen) in chosen.into_iter().enumerate().filter(|(_, c)| !c.is_empty()) {

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::{ModelFacts, Outcome, Schedule, Span};
+use super::weigh::Weights;
+use super::{ModelFacts, Outcome, Rates, Schedule, Span};
 
 /// Counts and bytes of a job before it runs; an upper bound, since answers may end early.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -21,53 +22,82 @@ pub struct Forecast {
     pub bytes_trunk: u64,
     /// Bytes of experts that are read, if rows chose them evenly.
     pub bytes_experts: u64,
+    /// Arithmetic, in thousand millions of FLOP: a product of two numbers and its addition are two.
+    pub gflop: u64,
+    /// Time of all sweeps, milliseconds, each as long as its reading or its arithmetic, whichever takes longer; none where the machine's
+    /// rates are unknown.
+    pub wall_ms: Option<u64>,
+}
+
+/// Sweeps that differ in little but their positions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Alike {
+    pub sweeps: u64,
+    /// Rows of each.
+    pub rows: u64,
+    /// Of these, rows whose logits are wanted.
+    wanted: u64,
+    /// Pairs of a row and a position that it attends to, in the mean.
+    pairs: f64,
+}
+
+/// Drives `schedule` to its end, every answer as long as it may be.
+pub(super) fn drive(mut schedule: Schedule, mut each: impl FnMut(Alike)) {
+    let mut outcome = Outcome::default();
+    while let Some(sweep) = schedule.next(&outcome) {
+        let more = schedule.skip_alike();
+        let mut alike = Alike { sweeps: 1 + more, rows: 0, wanted: 0, pairs: more as f64 / 2.0 * sweep.spans.len() as f64 };
+        let rows = schedule.rows();
+        for span in &sweep.spans {
+            let (row, len) = (&rows[span.row as usize], u64::from(span.positions.end - span.positions.start));
+            alike.rows += len;
+            alike.wanted += if row.prompt_logprobs { len } else { u64::from(span.positions.end >= row.prompt_tokens) };
+            alike.pairs += len as f64 * (f64::from(span.positions.start) + f64::from(span.positions.end) + 1.0) / 2.0;
+        }
+        each(alike);
+        let done = |s: &&Span| u64::from(s.positions.end) + alike.sweeps > rows[s.row as usize].positions_max();
+        outcome.ended = sweep.spans.iter().filter(done).map(|s| s.slot).collect();
+    }
 }
 
 /// Drives a copy of `schedule`.
-pub fn forecast(mut schedule: Schedule, m: &ModelFacts) -> Forecast {
+pub fn forecast(schedule: Schedule, m: &ModelFacts, rates: Option<Rates>) -> Forecast {
     let mut f = Forecast { rows: schedule.rows().len() as u64, ..Forecast::default() };
+    let mut positions: u64 = 0;
     for row in schedule.rows() {
         f.rows_faulty += u64::from(row.faulty);
         if !row.faulty {
             f.prompt_tokens += u64::from(row.prompt_tokens);
             f.completion_tokens_max += u64::from(row.max_tokens);
         }
+        positions += if row.is_idle() { 0 } else { row.positions_max() };
     }
-    let (kept_panels, kept_blocks) = (schedule.allotment().kept_panels, schedule.allotment().kept_blocks);
-    let kept_panels = kept_panels as usize;
-    let kept: u64 = m.panels[..kept_panels].iter().sum();
-    let streamed = (kept_panels..m.panels.len()).filter(|i| !m.embedding.contains(i)).map(|i| m.panels[i]).sum::<u64>();
-    let embedding_row = if m.embedding.end <= kept_panels { 0 } else { m.embedding_row_bytes };
-    let mut outcome = Outcome::default();
-    let mut experts = 0.0;
-    while let Some(sweep) = schedule.next(&outcome) {
-        let alike = 1 + schedule.skip_alike();
-        f.sweeps += alike;
-        f.bytes_trunk = f.bytes_trunk.saturating_add((streamed + sweep.rows() as u64 * embedding_row).saturating_mul(alike));
-        experts += union_bytes(m, kept_blocks, sweep.rows() as f64) * alike as f64;
-        let rows = schedule.rows();
-        let done = |s: &&Span| u64::from(s.positions.end) + alike > rows[s.row as usize].positions_max();
-        let ended = sweep.spans.iter().filter(done);
-        outcome.ended = ended.map(|s| s.slot).collect();
-    }
-    if f.sweeps > 0 {
-        f.bytes_trunk += kept;
-        experts += m.block_bytes(kept_blocks) as f64;
-    }
+    let weights = Weights::new(m, schedule.allotment().kept_panels, schedule.allotment().kept_blocks);
+    let (trunk_once, experts_once) = weights.once(positions);
+    let (mut experts, mut flop, mut seconds) = (0.0, 0.0, 0.0);
+    drive(schedule, |alike| {
+        let sweeps = alike.sweeps as f64;
+        let first = f.sweeps == 0; // which reads what stays
+        let trunk = weights.trunk(alike.rows);
+        let [union, _] = weights.union(alike.rows as f64);
+        let (row, head, pair) = (m.row_flop as f64, m.head_flop as f64, m.pair_flop as f64);
+        let work = alike.rows as f64 * row + alike.wanted as f64 * head + alike.pairs * pair;
+        f.sweeps += alike.sweeps;
+        f.bytes_trunk = f.bytes_trunk.saturating_add(trunk.saturating_mul(alike.sweeps)).saturating_add(if first { trunk_once } else { 0 });
+        experts += union * sweeps + if first { experts_once } else { 0.0 };
+        flop += work * sweeps;
+        if let Some(rates) = rates {
+            let reading = |bytes: f64| bytes / rates.disk_bytes_per_s.max(1) as f64;
+            let computing = work / rates.flops_per_s.max(1) as f64;
+            let streamed = reading(trunk as f64 + union).max(computing);
+            let alone = if first { reading(trunk as f64 + union + trunk_once as f64 + experts_once).max(computing) } else { streamed };
+            seconds += alone + streamed * (sweeps - 1.0);
+        }
+    });
     f.bytes_experts = experts as u64;
+    f.gflop = (flop / 1e9) as u64;
+    f.wall_ms = rates.map(|_| (seconds * 1e3) as u64);
     f
-}
-
-/// Expected bytes of the blocks that `rows` rows choose and that are not kept: count * (1 - (1 - chosen/count)^rows) a layer.
-fn union_bytes(m: &ModelFacts, mut kept: u64, rows: f64) -> f64 {
-    let mut bytes = 0.0;
-    for &(count, chosen, block) in &m.blocks {
-        let here = kept.min(count);
-        kept -= here;
-        let share = 1.0 - (1.0 - chosen as f64 / count as f64).powf(rows);
-        bytes += share * ((count - here) * block) as f64;
-    }
-    bytes
 }
 
 #[cfg(test)]
@@ -91,6 +121,9 @@ mod tests {
             wave,
             prefill_rows,
             state_bytes: u64::MAX,
+            panel_ring_bytes: 0,
+            block_ring_bytes: 0,
+            blocks_in_flight: 1,
             kept_panels: 0,
             kept_blocks: 0,
             walkers: Walkers { most: 1, rows: 1 },
@@ -101,8 +134,50 @@ mod tests {
     #[test]
     fn billions_of_sweeps_are_counted_and_not_walked() {
         let most = i32::MAX as u32;
-        let f = forecast(schedule(&[(5, most), (7, most), (3, 2)], 1, 10), &ModelFacts::default());
+        let f = forecast(schedule(&[(5, most), (7, most), (3, 2)], 1, 10), &ModelFacts::default(), None);
         assert_eq!(f.sweeps, 2 * u64::from(most) + 2);
+    }
+
+    #[test]
+    fn a_sweep_takes_as_long_as_its_reading_or_its_arithmetic() {
+        let m = ModelFacts { panels: vec![600, 400], embedding: 1..2, row_flop: 50, head_flop: 8, pair_flop: 1, ..ModelFacts::default() };
+        let rates = Rates { disk_bytes_per_s: 100, flops_per_s: 10 };
+        let of = |rows: &[(u32, u32)]| {
+            let mut all = schedule(rows, 1, 10);
+            all.rows_mut().iter_mut().for_each(|row| row.prompt_logprobs = false);
+            forecast(all, &m, Some(rates)).wall_ms
+        };
+        // Read: 600 bytes in 6 s. One row: 50 + 8 + 1 FLOP in 5.9 s. Two: 100 + 8 + 3 in 11.1 s.
+        assert_eq!((of(&[(1, 1)]), of(&[(2, 1)])), (Some(6_000), Some(11_100)));
+        // And then a token alone, which attends to three: 6.1 s.
+        assert_eq!(of(&[(2, 2)]), Some(17_200));
+        assert_eq!(forecast(schedule(&[(1, 1)], 1, 10), &m, None).wall_ms, None);
+    }
+
+    #[test]
+    fn arithmetic_is_counted_by_rows_logits_and_pairs() {
+        let giga = |row, head, pair| ModelFacts { row_flop: row, head_flop: head, pair_flop: pair, ..ModelFacts::default() };
+        let rows = [(5, 4), (7, 1), (3, 9)];
+        let count = |m: &ModelFacts| forecast(schedule(&rows, 2, 6), m, None).gflop;
+        assert_eq!(count(&giga(1_000_000_000, 0, 0)), 8 + 7 + 11);
+        assert_eq!(count(&giga(0, 1_000_000_000, 0)), 8 + 7 + 11, "every position is scored");
+        assert_eq!(count(&giga(0, 0, 1_000_000_000)), 8 * 9 / 2 + 7 * 8 / 2 + 11 * 12 / 2);
+    }
+
+    #[test]
+    fn what_stays_is_read_once() {
+        let m = ModelFacts {
+            panels: vec![600, 70, 400],
+            whole_bytes: 5,
+            embedding: 2..3,
+            embedding_row_bytes: 2,
+            blocks: vec![(1, 1, 1000); 3],
+            ..ModelFacts::default()
+        };
+        let mut all = schedule(&[(2, 3)], 1, 10);
+        all.keep(1, 2);
+        let f = forecast(all, &m, None);
+        assert_eq!((f.sweeps, f.bytes_trunk, f.bytes_experts), (3, 605 + 3 * 70 + 4 * 2, 2000 + 3 * 1000));
     }
 
     proptest! {
@@ -119,7 +194,7 @@ mod tests {
                 let last = |s: &&Span| u64::from(s.positions.end) >= walked.rows()[s.row as usize].positions_max();
                 outcome.ended = sweep.spans.iter().filter(last).map(|s| s.slot).collect();
             }
-            prop_assert_eq!(forecast(schedule(&rows, wave, prefill_rows), &ModelFacts::default()).sweeps, sweeps);
+            prop_assert_eq!(forecast(schedule(&rows, wave, prefill_rows), &ModelFacts::default(), None).sweeps, sweeps);
         }
     }
 }

@@ -4,11 +4,17 @@
 //! without a model. `execute/` asks for one [`Sweep`] after another and reports what became of it.
 
 mod budget;
+mod choose;
+mod facts;
 mod forecast;
+mod ledger;
 mod schedule;
+mod weigh;
 
-pub use budget::{Allotment, Limits, ModelFacts, Refusal, StateBytes, Walkers, allot, expert_rows, need_all, reading_room};
+pub use budget::{Refusal, allot};
+pub use facts::{Limits, ModelFacts, Rates, StateBytes};
 pub use forecast::{Forecast, forecast};
+pub use ledger::{Allotment, Walkers, expert_rows, need_all, reading_room};
 pub use schedule::{Grouping, Schedule};
 
 use std::ops::Range;

@@ -28,6 +28,7 @@ struct Active {
 #[derive(Debug, Clone)]
 pub struct Schedule {
     rows: Vec<RowFacts>,
+    grouping: Grouping,
     order: Vec<u32>,
     next: usize,
     /// In order of admission.
@@ -48,7 +49,7 @@ impl Schedule {
             Grouping::Random => order.sort_by_cached_key(|&i| mix(u64::from(i))),
         }
         let free = (0..allotment.wave).rev().collect();
-        Schedule { rows, order, next: 0, active: Vec::new(), free, allotment, state, state_used: 0 }
+        Schedule { rows, grouping, order, next: 0, active: Vec::new(), free, allotment, state, state_used: 0 }
     }
 
     /// How memory is shared out.
@@ -56,9 +57,24 @@ impl Schedule {
         &self.allotment
     }
 
+    /// In which order requests are admitted.
+    pub fn grouping(&self) -> Grouping {
+        self.grouping
+    }
+
     /// The facts of all rows.
     pub fn rows(&self) -> &[RowFacts] {
         &self.rows
+    }
+
+    #[cfg(test)]
+    pub(super) fn rows_mut(&mut self) -> &mut [RowFacts] {
+        &mut self.rows
+    }
+
+    #[cfg(test)]
+    pub(super) fn keep(&mut self, panels: u64, blocks: u64) {
+        (self.allotment.kept_panels, self.allotment.kept_blocks) = (panels, blocks);
     }
 
     /// The next sweep, given what became of the last one; `None` when every request has ended.
@@ -169,6 +185,9 @@ mod tests {
             wave,
             prefill_rows,
             state_bytes,
+            panel_ring_bytes: 0,
+            block_ring_bytes: 0,
+            blocks_in_flight: 1,
             kept_panels: 0,
             kept_blocks: 0,
             walkers: Walkers { most: 1, rows: 1 },

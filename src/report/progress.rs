@@ -32,6 +32,14 @@ impl Screen {
     pub fn stderr() -> Self {
         if io::stderr().is_terminal() { Screen::Bar(ProgressDrawTarget::stderr()) } else { Screen::Lines(Box::new(io::stderr())) }
     }
+
+    /// A line before work begins. Nobody may be looking any more: that is no reason to fail.
+    pub fn say(&mut self, words: &str) {
+        let _ = match self {
+            Screen::Bar(_) => writeln!(io::stderr(), "nightshift: {words}"),
+            Screen::Lines(out) => writeln!(out, "nightshift: {words}"),
+        };
+    }
 }
 
 /// Counts since the job's start.

@@ -1,0 +1,165 @@
+//! The numbers that a plan is made of: of the model, of the job, of the machine.
+
+use std::ops::Range;
+
+use crate::request::RowFacts;
+
+/// Numbers of a model, in bytes, and its arithmetic in FLOP.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// Every panel in the manifest's order, embedding and head included. Of a weight that stays in memory whole it is 0 here.
+    pub panels: Vec<u64>,
+    /// All weights that stay in memory whole.
+    pub whole_bytes: u64,
+    /// Of the panels, the embedding's: read row by row, unless they are kept.
+    pub embedding: Range<usize>,
+    /// A row of the embedding.
+    pub embedding_row_bytes: u64,
+    /// What the largest panel takes while it streams, alignment included.
+    pub panel_room_bytes: u64,
+    /// A layer with routed experts each: experts, experts a row, bytes of a block.
+    pub blocks: Vec<(u64, u64, u64)>,
+    /// What the largest block takes while it streams, alignment included.
+    pub block_room_bytes: u64,
+    /// A sequence's states.
+    pub state: StateBytes,
+    /// A row between layers.
+    pub stream_row_bytes: u64,
+    /// A row inside a layer, at most, experts left out.
+    pub layer_row_bytes: u64,
+    /// A row that an expert computes.
+    pub expert_row_bytes: u64,
+    /// A row at the head, at most.
+    pub head_row_bytes: u64,
+    /// One row of logits.
+    pub logits_bytes: u64,
+    /// The checkpoint's index.
+    pub index_bytes: u64,
+    /// The tokenizer.
+    pub tokenizer_bytes: u64,
+    /// FLOP of a row in all layers, attention to other positions left out.
+    pub row_flop: u64,
+    /// FLOP of a row at the head.
+    pub head_flop: u64,
+    /// FLOP of a row and one position that it attends to, in all layers.
+    pub pair_flop: u64,
+}
+
+impl ModelFacts {
+    /// Bytes of the first `count` blocks, layer by layer.
+    pub(super) fn block_bytes(&self, mut count: u64) -> u64 {
+        let mut bytes = 0;
+        for &(n, _, size) in &self.blocks {
+            let here = n.min(count);
+            bytes += here * size;
+            count -= here;
+        }
+        bytes
+    }
+
+    /// The number of blocks.
+    pub(super) fn block_count(&self) -> u64 {
+        self.blocks.iter().map(|b| b.0).sum()
+    }
+
+    /// Bytes of all weights that need not stay in memory.
+    pub(super) fn streamable_bytes(&self) -> u64 {
+        self.panels.iter().sum::<u64>() + self.block_bytes(u64::MAX)
+    }
+
+    /// Most experts that a row chooses in a layer.
+    pub(super) fn chosen(&self) -> u64 {
+        self.blocks.iter().map(|b| b.1).max().unwrap_or(0)
+    }
+}
+
+/// What a sequence's states take, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Whatever its length.
+    pub fixed: u64,
+    /// And for each of its tokens.
+    pub a_token: u64,
+}
+
+impl StateBytes {
+    /// Those of a sequence of so many positions. A row may ask for four thousand million tokens: what exceeds 64 bits is as good as their
+    /// largest number, and is refused.
+    pub fn of(self, positions: u64) -> u64 {
+        positions.saturating_mul(self.a_token).saturating_add(self.fixed)
+    }
+}
+
+/// What the job and the machine allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The ledger's ceiling.
+    pub budget_bytes: u64,
+    /// Most sequences that decode together.
+    pub wave: Option<usize>,
+    /// Most prompt rows in a sweep.
+    pub prefill_rows: Option<usize>,
+    /// Most bytes of weights kept.
+    pub resident_bytes: Option<u64>,
+    /// Blocks that are computed side by side, where memory allows it.
+    pub blocks_in_flight: u64,
+    /// Threads of arithmetic.
+    pub threads: usize,
+    /// Most that the reading of one row took.
+    pub reading_bytes: u64,
+    /// Answers under construction.
+    pub output_bytes: u64,
+}
+
+/// How fast this machine reads and computes: measured once and recorded, never the time of a run that the plan is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rates {
+    /// Bytes of weights read in a second.
+    pub disk_bytes_per_s: u64,
+    /// FLOP of products with weights in a second, all threads together.
+    pub flops_per_s: u64,
+}
+
+/// The job's rows in a few numbers.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Needs {
+    pub rows: u64,
+    pub runnable: u64,
+    pub prompt_tokens: u64,
+    /// Positions of the longest sequence, of the longest prompt, tokens of the longest answer.
+    pub longest: u64,
+    pub longest_prompt: u64,
+    pub longest_answer: u64,
+    /// Positions of all sequences.
+    pub positions: u64,
+    pub drawn: bool,
+    /// Some row wants the logits of all its positions.
+    pub scores_prompts: bool,
+    pub state_all: u64,
+}
+
+impl Needs {
+    pub fn of(rows: &[RowFacts], m: &ModelFacts) -> Self {
+        let mut n = Needs { rows: rows.len() as u64, ..Needs::default() };
+        for row in rows.iter().filter(|r| !r.is_idle()) {
+            let prompt = u64::from(row.prompt_tokens);
+            n.runnable += 1;
+            n.prompt_tokens += prompt;
+            n.longest = n.longest.max(row.positions_max());
+            n.longest_prompt = n.longest_prompt.max(prompt);
+            n.longest_answer = n.longest_answer.max(u64::from(row.max_tokens));
+            n.positions += row.positions_max();
+            n.drawn |= row.drawn;
+            n.scores_prompts |= row.prompt_logprobs;
+            // Many rows of absurd lengths are refused, not a fault of the program.
+            n.state_all = n.state_all.saturating_add(m.state.of(row.positions_max()));
+        }
+        n
+    }
+
+    /// States of so many of the longest sequences, or of all there are.
+    pub fn state_bytes(&self, m: &ModelFacts, sequences: u64) -> u64 {
+        let one = m.state.of(self.longest);
+        one.saturating_mul(sequences).min(self.state_all).max(one)
+    }
+}

@@ -1,0 +1,164 @@
+//! The ledger: what each size that the plan settles costs in bytes, line by line.
+//!
+//! Every byte that a job holds is in one of these lines, so that their sum is a ceiling; a line says what it buys, so that a person sees
+//! what more memory would be for.
+
+use super::facts::{Limits, ModelFacts, Needs};
+use crate::memory::Ledger;
+use crate::units::{show_bytes, show_count};
+
+/// How memory is shared out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allotment {
+    /// All lines; their sum is at most the budget.
+    pub ledger: Ledger,
+    /// Most sequences in flight.
+    pub wave: usize,
+    /// Most prompt rows in a sweep.
+    pub prefill_rows: usize,
+    /// Ceiling of all sequences' states.
+    pub state_bytes: u64,
+    /// Memory through which panels stream.
+    pub panel_ring_bytes: u64,
+    /// Memory through which blocks stream.
+    pub block_ring_bytes: u64,
+    /// Blocks that are computed side by side; the ring holds one more at least.
+    pub blocks_in_flight: u64,
+    /// Panels kept, in the manifest's order; weights that stay whole count among them.
+    pub kept_panels: u64,
+    /// Blocks kept, layer by layer.
+    pub kept_blocks: u64,
+    /// Who walks the layers.
+    pub walkers: Walkers,
+}
+
+/// How many threads walk a sweep through the layers, each with rows of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Walkers {
+    /// At most so many.
+    pub most: usize,
+    /// Each with at least so many rows.
+    pub rows: usize,
+}
+
+/// The process itself: code, stacks, the allocator's slack, Parquet's dictionaries.
+const PROCESS_BYTES: u64 = 48 << 20;
+/// Of these, what the reading of a row may take.
+const PROCESS_READING_BYTES: u64 = 26 << 20;
+/// Of what the reading of a row took, the part that its answer may take again: its id, its message, its kept columns.
+const ANSWERED_PART: u64 = 3;
+/// What a job may hold for each of its rows: facts, order, the journal's offset.
+const ROW_BYTES: u64 = 32;
+/// Rows of experts that are computed side by side at least: few rows would leave threads without work...
+const EXPERT_ROWS: u64 = 4096;
+/// ...but no more of them than these bytes hold: of a wide model a row takes 53 kB.
+const EXPERT_BYTES: u64 = 32 << 20;
+/// Parts in a hundred that buffers of changing sizes leave unused.
+const SLACK_PERCENT: u64 = 10;
+/// Rows of a walker at least: each decodes every weight for itself, a trifle from here on.
+const WALKER_ROWS: u64 = 256;
+
+/// (row, expert) pairs that memory for `row_bytes` each is worth spending on, whatever the number of rows.
+fn expert_rows_min(row_bytes: u64) -> u64 {
+    EXPERT_ROWS.min(EXPERT_BYTES / row_bytes.max(1))
+}
+
+/// Most (row, expert) pairs that are computed side by side by a walker of so many rows, a pair taking `row_bytes`.
+pub fn expert_rows(rows: u64, chosen: u64, row_bytes: u64) -> u64 {
+    rows.max(expert_rows_min(row_bytes).min(rows.saturating_mul(chosen)))
+}
+
+/// Whether so many rows, of which each chooses `chosen` of `experts` at random, leave out less than half an expert on average.
+pub fn need_all(rows: u64, chosen: u64, experts: u64) -> bool {
+    let left_out = 1.0 - chosen as f64 / experts.max(1) as f64;
+    experts as f64 * left_out.powf(rows as f64) < 0.5
+}
+
+/// The same of all walkers of a sweep.
+fn expert_rows_of(walkers: u64, rows: u64, chosen: u64, row_bytes: u64) -> u64 {
+    match walkers.min(rows / WALKER_ROWS) {
+        0 | 1 => expert_rows(rows, chosen, row_bytes),
+        walkers => rows.saturating_mul(chosen).min(rows + walkers * expert_rows_min(row_bytes)),
+    }
+}
+
+/// What a budget leaves for the reading of a row: all that is not in use by then.
+pub fn reading_room(budget_bytes: u64, m: &ModelFacts) -> u64 {
+    PROCESS_READING_BYTES + budget_bytes.saturating_sub(PROCESS_BYTES + m.index_bytes + m.tokenizer_bytes)
+}
+
+/// What a ledger follows from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub wave: u64,
+    pub prefill_rows: u64,
+    /// Panels and blocks that their rings hold, and blocks that are computed side by side.
+    pub panels: u64,
+    pub blocks: u64,
+    pub flight: u64,
+    /// The part of what the rings want that they do not have.
+    pub missing: f64,
+    pub kept_panels: u64,
+    pub kept_blocks: u64,
+    pub walkers: usize,
+}
+
+/// Bytes of all rows in a sweep, inside a layer or at the head, whichever takes more.
+fn activation_bytes(m: &ModelFacts, needs: &Needs, rows: u64, sizes: &Sizes) -> u64 {
+    let pairs = expert_rows_of(sizes.walkers as u64, rows, m.chosen(), m.expert_row_bytes);
+    let layer = rows.saturating_mul(m.layer_row_bytes).saturating_add(pairs.saturating_mul(m.expert_row_bytes));
+    let wanted = if needs.scores_prompts { rows } else { rows.min(sizes.wave) };
+    let inside = layer.max(wanted.saturating_mul(m.head_row_bytes));
+    let bytes = rows.saturating_mul(m.stream_row_bytes).saturating_add(inside);
+    bytes.saturating_add((bytes / 100).saturating_mul(SLACK_PERCENT))
+}
+
+/// The ledger of these sizes.
+pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes) -> Allotment {
+    let Sizes { wave, prefill_rows, panels, blocks, flight, kept_panels, kept_blocks, walkers, .. } = sizes;
+    let mut ledger = Ledger::default();
+    let rows = prefill_rows.saturating_add(if needs.longest_answer > 1 { wave } else { 0 });
+    let panel = m.panels.iter().max().copied().unwrap_or(0);
+    let block = m.blocks.iter().map(|b| b.2).max().unwrap_or(0);
+    let state_bytes = needs.state_bytes(m, wave);
+    let (panel_ring_bytes, block_ring_bytes) = (panels * m.panel_room_bytes, blocks * m.block_room_bytes);
+    ledger.reserve("process", PROCESS_BYTES, "code, stacks, the allocator's slack");
+    ledger.reserve("index", m.index_bytes, "where every tensor lies");
+    ledger.reserve("tokenizer", m.tokenizer_bytes, "text to ids and back");
+    ledger.reserve("rows", needs.rows * ROW_BYTES, format!("{ROW_BYTES} bytes for each of {} rows", show_count(needs.rows)));
+    let reading = limits.reading_bytes.saturating_sub(PROCESS_READING_BYTES);
+    let output = limits.output_bytes.saturating_add(reading / ANSWERED_PART);
+    let read = ledger.total().saturating_add(reading);
+    ledger.reserve("output", output, "answers of a row group under construction");
+    ledger.reserve("small weights", m.whole_bytes, "norms, biases and the like are read once");
+    let ring = format!("{panels} panels of at most {}: the next are read while one is multiplied", show_bytes(panel));
+    ledger.reserve("panel ring", panel_ring_bytes, ring);
+    let ring = format!("{} experts of {}, {} of them computed side by side", show_count(blocks), show_bytes(block), show_count(flight));
+    ledger.reserve("block ring", block_ring_bytes, ring);
+    let (sequences, tokens) = (show_count(wave), show_count(needs.longest));
+    ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in flight, each up to {tokens} tokens"));
+    let activations = activation_bytes(m, needs, rows, &sizes);
+    ledger.reserve("activations", activations, format!("{} rows in a sweep", show_count(rows)));
+    let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wave + 1) } else { 0 };
+    ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
+    let (kept, rest) = m.panels.split_at(kept_panels as usize);
+    let streamed = |panels: &[u64]| panels.iter().filter(|bytes| **bytes > 0).count() as u64;
+    let of = show_count(streamed(kept) + streamed(rest));
+    ledger.reserve("resident trunk", kept.iter().sum(), format!("{} of {of} panels are read once", show_count(streamed(kept))));
+    let of = show_count(m.block_count());
+    ledger.reserve("resident experts", m.block_bytes(kept_blocks), format!("{} of {of} experts are read once", show_count(kept_blocks)));
+    let more = read.saturating_sub(ledger.total());
+    ledger.reserve("long rows", more, "reading the longest row, before other memory is taken");
+    Allotment {
+        ledger,
+        wave: wave as usize,
+        prefill_rows: prefill_rows as usize,
+        state_bytes,
+        panel_ring_bytes,
+        block_ring_bytes,
+        blocks_in_flight: flight,
+        kept_panels,
+        kept_blocks,
+        walkers: Walkers { most: walkers, rows: WALKER_ROWS as usize },
+    }
+}
