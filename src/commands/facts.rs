@@ -11,6 +11,8 @@ use crate::store::{Checkpoint, Setup};
 use crate::units::show_bytes;
 
 const FLOAT: u64 = 4;
+/// What most disks are read by: a row of the embedding touches one sector more than it fills.
+const SECTOR: u64 = 512;
 /// A tokenizer in memory, measured: 150 bytes a token of ranks, pieces and their table.
 const TOKENIZER_BYTES_A_TOKEN: u64 = 160;
 /// Blocks computed side by side: small ones (a demo model's have 26 kB) by the dozen, so that threads seldom wait for each other; of large
@@ -37,7 +39,7 @@ pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: boo
         panel_room_bytes: Setup::room_bytes(panels.iter().max().copied().unwrap_or(0), 1),
         panels,
         embedding: panels_before..panels_before + manifest.weight(manifest.embedding).panels(),
-        embedding_row_bytes: weight_bytes[embedding] / manifest.vocab as u64,
+        embedding_row_bytes: (weight_bytes[embedding] / manifest.vocab as u64).next_multiple_of(SECTOR) + SECTOR,
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
         block_room_bytes: manifest.blocks().map(|(_, b)| Setup::room_bytes(b.bytes() as u64, b.tensors().len() as u64)).max().unwrap_or(0),
         state: StateBytes { fixed: manifest.fixed_floats() as u64 * FLOAT, a_token: manifest.token_floats() as u64 * FLOAT },
@@ -113,38 +115,4 @@ fn blocks_in_flight(threads: usize, model: &ModelFacts) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::manifest::PANEL_BYTES;
-    use crate::model::{self, Model};
-
-    fn released() -> Box<dyn Model> {
-        let config = model::shape(model::SHAPES[0].0).expect("a shape").to_string();
-        model::of_config(config.as_bytes(), std::path::Path::new("config.json"), PANEL_BYTES).expect("a model")
-    }
-
-    #[test]
-    fn small_weights_stay_whole_and_matrices_stream() {
-        let model = released();
-        let manifest = model.manifest();
-        let whole: u64 = manifest.weights.iter().filter(|w| w.whole).map(|w| 4 * (w.rows() * w.cols()) as u64).sum();
-        assert!(whole > 1 << 20 && whole < 80 << 20, "{whole} bytes of small weights");
-        for weight in &manifest.weights {
-            let panels: u64 = panel_bytes(weight, 2 * (weight.rows() * weight.cols()) as u64).sum();
-            assert_eq!(panels, if weight.whole { 0 } else { product_flop(weight) }, "{}", weight.name);
-        }
-        assert!(!manifest.weight(manifest.head).whole && !manifest.weight(manifest.embedding).whole);
-    }
-
-    #[test]
-    fn the_released_model_takes_about_208_gflop_a_row() {
-        let flop = row_flop(released().manifest());
-        assert!((195_000_000_000..215_000_000_000).contains(&flop), "{flop}");
-    }
-
-    #[test]
-    fn a_ledger_above_what_the_machine_has_is_said() {
-        assert_eq!(shortage(2_000_000_001, 2_000_000_000).as_deref(), Some("the machine has only 2.00 GB left"));
-        assert_eq!((shortage(2_000_000_000, 2_000_000_000), shortage(9, 0)), (None, None));
-    }
-}
+mod tests;
