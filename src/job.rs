@@ -99,6 +99,8 @@ pub struct EngineSection {
     pub resident_bytes: Option<u64>,
     /// `auto` where unset.
     pub kernel: Option<KernelName>,
+    /// The folder for what is learned of models; the user's cache folder where unset.
+    pub cache: Option<PathBuf>,
 }
 
 /// `[output]`.

@@ -20,7 +20,15 @@ fn a_job_that_sets_the_least_has_the_documented_defaults() {
     assert_eq!(job.output, OutputSection { path: "jobs/out".into(), rows_per_part: 10_000 });
     assert_eq!(job.sampling, Sampling::default());
     assert_eq!((job.grouping, job.input.on_bad_line, job.input.thinking), (Grouping::Input, OnBadLine::Refuse, false));
-    let unset = EngineSection { memory_bytes: None, threads: None, wave: None, prefill_rows: None, resident_bytes: None, kernel: None };
+    let unset = EngineSection {
+        memory_bytes: None,
+        threads: None,
+        wave: None,
+        prefill_rows: None,
+        resident_bytes: None,
+        kernel: None,
+        cache: None,
+    };
     assert_eq!(job.engine, unset);
 }
 
@@ -33,6 +41,7 @@ fn every_key_reaches_its_place() {
         [sampling]\ntemperature = 0\ntop_p = 0.9\ntop_k = -1\nmin_p = 0.1\nseed = -5\nmax_tokens = 0\nstop = ['a', 'b']\nstop_token_ids = [3, 4]
         logprobs = 1\nprompt_logprobs = true\nignore_eos = true
         [engine]\nmemory = '8GiB'\nthreads = 2\nwave = 16\nprefill_rows = 512\nresident = 0\nkernel = 'avx2'\nprecision = 'f32'
+        cache = '../learned'
         [plan]\ngrouping = 'length'
         [output]\npath = '../out'\nkeep = ['section', 'b']\nrows_per_part = 7";
     let job = parse(text, &[]).expect("all known");
@@ -69,6 +78,7 @@ fn every_key_reaches_its_place() {
             prefill_rows: Some(512),
             resident_bytes: Some(0),
             kernel: Some(KernelName::Avx2),
+            cache: Some("jobs/../learned".into()),
         },
         grouping: Grouping::Length,
         output: OutputSection { path: "jobs/../out".into(), rows_per_part: 7 },

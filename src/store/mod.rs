@@ -6,6 +6,7 @@
 
 mod bytes;
 mod checkpoint;
+mod checksums;
 mod disk;
 pub(crate) mod header;
 mod index;
@@ -13,6 +14,7 @@ mod memory;
 mod reader;
 
 pub use checkpoint::Checkpoint;
+pub use checksums::{Checksums, Counted, Mismatch};
 pub use disk::{DirectIo, Disk, Files, PageCache};
 pub use index::Place;
 pub use reader::{Catalogue, Method, ReadCounters, Reader, Setup};
