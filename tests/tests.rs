@@ -12,3 +12,4 @@ mod rows;
 mod synth;
 mod text;
 mod tidy;
+mod verify;

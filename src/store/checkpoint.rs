@@ -71,6 +71,11 @@ impl Checkpoint {
         self.kept_blocks.resize_with(keep.blocks as usize, Mutex::default);
     }
 
+    /// Number of panels and blocks.
+    pub fn pieces(&self) -> u64 {
+        [&self.panel_base, &self.block_base].iter().filter_map(|base| base.last()).sum()
+    }
+
     /// Bytes of each weight, in the manifest's order.
     pub fn weight_bytes(&self) -> impl Iterator<Item = u64> {
         let elements = self.index.weights.iter().map(|w| w.1.bytes() as u64);
@@ -103,6 +108,11 @@ impl Checkpoint {
             hasher.update(&size.to_le_bytes());
         }
         Ok(hasher.finalize())
+    }
+
+    /// What was learned by indexing, for a reader of its own.
+    pub(super) fn into_index(self) -> (Index, Manifest) {
+        (self.index, self.manifest)
     }
 
     fn rank(&self, piece: Piece) -> u64 {

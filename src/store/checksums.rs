@@ -61,7 +61,7 @@ impl Checksums {
     /// The sums of a model of `pieces` pieces, as far as `learned` has them.
     pub fn open(learned: &Learned, pieces: u64) -> Self {
         let empty = Sums::new(pieces as usize);
-        let (sums, note) = match learned.read(FILE, empty.file_bytes() as u64) {
+        let (sums, note) = match learned.read(FILE, empty.read_bytes()) {
             Some(bytes) => match Sums::decode(&bytes, pieces as usize) {
                 Some(sums) => (sums, None),
                 None => (
@@ -140,7 +140,7 @@ impl Checksums {
         }
         let ours = state.sums.clone();
         drop(state);
-        let saved = self.learned.update(FILE, ours.file_bytes() as u64, &|old| {
+        let saved = self.learned.update(FILE, ours.read_bytes(), &|old| {
             let theirs = old.and_then(|bytes| Sums::decode(bytes, ours.sums.len()));
             theirs.map_or_else(|| ours.encode(), |theirs| theirs.joined(&ours).encode())
         });
@@ -209,6 +209,11 @@ impl Sums {
 
     fn file_bytes(&self) -> usize {
         FRAME_BYTES + self.known.len() + 4 * self.sums.len()
+    }
+
+    /// Bytes to read of a file: one more, by which a longer one shows.
+    fn read_bytes(&self) -> u64 {
+        self.file_bytes() as u64 + 1
     }
 
     /// Magic, number of pieces u64, known bits, sums u32, CRC32 of all that; little-endian.
@@ -300,7 +305,7 @@ mod tests {
         sums.save().expect("written");
         let path = path(&learned(&root));
         let good = std::fs::read(&path).expect("there");
-        let mut bad: Vec<Vec<u8>> = vec![Vec::new(), b"{}".to_vec(), good[..good.len() - 1].to_vec(), vec![0; good.len()]];
+        let mut bad = vec![Vec::new(), b"{}".to_vec(), good[..good.len() - 1].to_vec(), vec![0; good.len()], [&good[..], b"x"].concat()];
         bad.extend((0..good.len()).map(|at| {
             let mut bytes = good.clone();
             bytes[at] ^= 1;
@@ -313,7 +318,7 @@ mod tests {
             sums.check(5, &[b"y"]).expect("unknown");
         }
         std::fs::write(&path, &good).expect("written");
-        assert!(Checksums::open(&learned(&root), 19).note().is_none_or(|note| note.contains("another form")));
+        assert!(Checksums::open(&learned(&root), 19).note().is_some_and(|note| note.contains("another form")));
         Checksums::open(&learned(&root), 19).check(5, &[b"y"]).expect("sums of another number of pieces are not these");
         assert!(Checksums::open(&learned(&root), 20).check(5, &[b"y"]).is_err());
     }

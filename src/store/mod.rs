@@ -7,17 +7,22 @@
 mod bytes;
 mod checkpoint;
 mod checksums;
+mod contents;
 mod disk;
+mod extras;
 pub(crate) mod header;
 mod index;
 mod memory;
 mod reader;
+mod verify;
 
 pub use checkpoint::Checkpoint;
 pub use checksums::{Checksums, Counted, Mismatch};
 pub use disk::{DirectIo, Disk, Files, PageCache};
+pub use extras::{Extras, Names};
 pub use index::Place;
 pub use reader::{Catalogue, Method, ReadCounters, Reader, Setup};
+pub use verify::{Verified, faults, verify};
 
 use std::ops::Range;
 use std::sync::Arc;
