@@ -19,7 +19,8 @@ Examples:
 
 Exit codes:
   0 all rows succeeded; 1 some rows errored; 2 usage or job file; 3 input, model or budget refused before work;
-  4 the output folder is not empty; 5 storage failed during work";
+  4 the output folder is not empty; 5 storage failed during work.
+  verify: 0 no fault found; 3 faults; 5 something could not be read";
 
 /// Overnight batch jobs over mixture-of-experts models far larger than memory, on one CPU machine.
 #[derive(Debug, Parser)]
