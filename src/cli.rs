@@ -15,10 +15,12 @@ Examples:
   nightshift run pipelines/classify.toml --memory 8GiB --set sampling.max_tokens=20
   nightshift run --model models/demo --input 'docs/*.jsonl' --output out
   nightshift plan pipelines/classify.toml --json
+  nightshift verify models/demo
 
 Exit codes:
   0 all rows succeeded; 1 some rows errored; 2 usage or job file; 3 input, model or budget refused before work;
-  4 the output folder is not empty; 5 storage failed during work";
+  4 the output folder is not empty; 5 storage failed during work.
+  verify: 0 no fault found; 3 faults; 5 something could not be read";
 
 /// Overnight batch jobs over mixture-of-experts models far larger than memory, on one CPU machine.
 #[derive(Debug, Parser)]
@@ -36,6 +38,8 @@ pub enum Command {
     Run(JobArgs),
     /// Show what would run: rows, tokens, sweeps, bytes, the memory ledger; runs nothing.
     Plan(PlanArgs),
+    /// Read a model once, say what is wrong with it, and remember its checksums.
+    Verify(VerifyArgs),
 }
 
 /// A job: a file, flags over it, or flags alone.
@@ -78,6 +82,20 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
+/// `nightshift verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The checkpoint's folder.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The folder for what is learned of models; the user's cache folder where it is not given (engine.cache).
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<PathBuf>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
 impl JobArgs {
     /// What goes over the job file, in order: each --set, then the flags.
     ///
@@ -110,7 +128,7 @@ mod tests {
     fn run(args: &[&str]) -> JobArgs {
         match Cli::try_parse_from([&["nightshift", "run"], args].concat()).expect("a command").command {
             Command::Run(args) => args,
-            Command::Plan(_) => panic!("run was asked for"),
+            _ => panic!("run was asked for"),
         }
     }
 

@@ -101,6 +101,8 @@ pub struct EngineSection {
     pub direct_io: bool,
     /// `auto` where unset.
     pub kernel: Option<KernelName>,
+    /// The folder for what is learned of models; the user's cache folder where unset.
+    pub cache: Option<PathBuf>,
 }
 
 /// `[output]`.

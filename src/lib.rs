@@ -10,6 +10,7 @@ pub mod execute;
 pub mod input;
 pub mod job;
 pub mod kernels;
+pub mod learned;
 pub mod machine;
 pub mod memory;
 pub mod model;

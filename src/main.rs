@@ -39,6 +39,7 @@ fn execute(command: &Command) -> Result<u8> {
     match command {
         Command::Run(args) => commands::run::run(&job(args)?, Screen::stderr()).and_then(say),
         Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.json).and_then(say),
+        Command::Verify(args) => commands::verify::verify(&args.model, args.cache.as_deref(), args.json, Screen::stderr()).and_then(say),
     }
 }
 

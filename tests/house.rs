@@ -92,7 +92,7 @@ impl House {
     /// Runs the command in this folder.
     pub fn command(&self, args: &[&OsStr]) -> Done {
         let mut command = Command::new(env!("CARGO_BIN_EXE_nightshift"));
-        finish(command.args(args).current_dir(self.folder.path()))
+        finish(command.args(args).current_dir(self.folder.path()).env("XDG_CACHE_HOME", self.path("cache")))
     }
 
     /// `nightshift run` of `input` with the demo model unless `sets` names another; greedy.

@@ -13,3 +13,4 @@ mod streaming;
 mod synth;
 mod text;
 mod tidy;
+mod verify;

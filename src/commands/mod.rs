@@ -2,15 +2,17 @@
 
 mod account;
 mod facts;
+mod findings;
 pub mod plan;
 mod prepare;
 pub mod run;
+pub mod verify;
 
 /// What a command leaves for `main` to print, and its exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {
     /// For standard output.
     pub text: String,
-    /// 0 where all rows succeeded, 1 where some are errored.
+    /// 0 where all is well, 1 where rows are errored, 3 and 5 where a model is faulty and cannot be read.
     pub code: u8,
 }

@@ -16,13 +16,14 @@ use crate::event::End;
 use crate::execute::{self, Engine, Tally, Watch};
 use crate::input::KeptReader;
 use crate::job::Job;
+use crate::learned::Learned;
 use crate::machine;
 use crate::output::{Answers, JobFolder, Kept, OutputSpec, Wording};
 use crate::report::{Progress, Screen, closing_words};
 use crate::request::Request;
 use crate::sample::{self, Vocabulary, Words};
 use crate::scratch::Scratch;
-use crate::store::{Keep, PageCache, Setup};
+use crate::store::{Checksums, Keep, PageCache, Setup};
 use crate::tokenizer::Tokenizer;
 use crate::units::show_bytes;
 
@@ -38,7 +39,12 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     if let Some(words) = facts::shortage(ledger_bytes, machine::available_bytes()) {
         screen.say(&format!("warning: engine.memory holds {}, but {words}", show_bytes(ledger_bytes)));
     }
-    let system_fingerprint = fingerprint(&prepared, &checkpoint)?;
+    let identity = checkpoint.fingerprint()?;
+    let learned = Learned::open(job.engine.cache.as_deref(), machine::cache_home().as_deref(), &identity.to_hex())?;
+    let checksums = Checksums::open(&learned, checkpoint.pieces());
+    for note in [learned.note(), checksums.note()].into_iter().flatten() {
+        screen.say(note);
+    }
     let threads = facts::threads(&job.engine);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| Error::storage(format!("cannot start {threads} threads: {e}")))?;
@@ -48,7 +54,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
         wording: Box::new(Speech(prepared.tokenizer.as_ref())),
         kept: kept.map(|k| Box::new(Columns(k)) as Box<dyn Kept>),
         model: job.model.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
-        system_fingerprint,
+        system_fingerprint: fingerprint(&prepared, &identity),
         rows_per_part: job.output.rows_per_part,
         run_id: run_id(),
     };
@@ -59,7 +65,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let allotment = prepared.schedule.allotment();
     let keep = Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks };
     let setup = Setup::new(allotment.panel_ring_bytes as usize, allotment.block_ring_bytes as usize);
-    let weights = checkpoint.read(keep, &setup, if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use })?;
+    let weights = checkpoint.read(keep, &setup, if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use }, checksums)?;
     let engine = Engine {
         model: &*prepared.model,
         store: &weights,
@@ -74,11 +80,13 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let walking = Instant::now();
     let tally = pool.install(|| execute::run(schedule, &engine, &mut answers))?;
     let walk = walking.elapsed();
+    let unsaved = weights.checksums().save().err(); // the answers do not depend on it
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
     let summary = summary(job, &prepared, &tally, weights.direct(), &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
-    Ok(Said { text: closing_words(&summary, folder.root()), code: u8::from(totals.rows_errored > 0) })
+    let text = unsaved.map_or_else(String::new, |note| format!("{note}\n")) + &closing_words(&summary, folder.root());
+    Ok(Said { text, code: u8::from(totals.rows_errored > 0) })
 }
 
 /// The answers' words.

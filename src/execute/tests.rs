@@ -14,6 +14,7 @@ mod rows;
 use super::feed::{SpanRows, SweepFeed};
 use super::*;
 use crate::kernels::{Data, Matrix, Path as KernelPath, View, ViewMut};
+use crate::learned::Learned;
 use crate::memory::Ledger;
 use crate::model::manifest::{PANEL_BYTES, StateId, StateSpec, WeightId};
 use crate::model::{self, Expert, Feed, Mix, Routing, Stream};
@@ -21,7 +22,7 @@ use crate::plan::{Allotment, Grouping, StateBytes, Walkers};
 use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
-use crate::store::{Checkpoint, Keep, Method, PageCache, Setup, Weights, header};
+use crate::store::{Checkpoint, Checksums, Keep, Method, PageCache, Setup, Weights, header};
 use crate::tokenizer::Channels;
 
 fn fixture(name: &str) -> PathBuf {
@@ -116,7 +117,8 @@ const TURNS: order::Turns = order::Turns { first: 0, whole_layers: false };
 /// The weights of a checkpoint, read through rings of a megabyte.
 fn weights(checkpoint: &Path, model: &dyn Model, keep: Keep) -> Weights {
     let checkpoint = Checkpoint::open(checkpoint, model.manifest()).expect("the checkpoint is whole");
-    checkpoint.read(keep, &Setup::new(1 << 20, 1 << 20), PageCache::Bypass).expect("it can be read")
+    let checksums = Checksums::open(&Learned::nowhere("a test"), checkpoint.pieces());
+    checkpoint.read(keep, &Setup::new(1 << 20, 1 << 20), PageCache::Bypass, checksums).expect("it can be read")
 }
 
 /// A model opened for a test, and a spool of the requests given.
@@ -371,7 +373,8 @@ proptest! {
         let cache = if direct { PageCache::Bypass } else { PageCache::Use };
         let keep = Keep { panels: kept.0, blocks: kept.1 };
         // Where io_uring is not allowed, threads read.
-        let opened = opened.read(keep, &setup, cache);
+        let checksums = Checksums::open(&Learned::nowhere("a test"), opened.pieces());
+        let opened = opened.read(keep, &setup, cache, checksums);
         bench.store = match opened {
             Err(_) if method == Method::Uring => weights(&checkpoint, &*bench.model, keep),
             opened => opened.expect("it can be read"),

@@ -91,6 +91,7 @@ fn engine(settings: &Settings) -> Result<EngineSection> {
                 &["avx512bf16", "amx"],
             )?,
         },
+        cache: settings.get("engine.cache").map(Setting::path).transpose()?,
     })
 }
 

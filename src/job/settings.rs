@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Result};
 
 /// All keys that a job may set.
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 33] = [
     "model.path",
     "input.path",
     "input.id",
@@ -41,6 +41,7 @@ const KEYS: [&str; 32] = [
     "engine.direct_io",
     "engine.kernel",
     "engine.precision",
+    "engine.cache",
     "plan.grouping",
     "output.path",
     "output.keep",
@@ -48,7 +49,7 @@ const KEYS: [&str; 32] = [
 ];
 
 /// Names of keys and sections whose feature is not built.
-const LATER: [&str; 4] = ["structured_outputs", "predict", "scratch", "cache"];
+const LATER: [&str; 3] = ["structured_outputs", "predict", "scratch"];
 
 /// Sections of a job file.
 const SECTIONS: [&str; 6] = ["model", "input", "sampling", "engine", "plan", "output"];
@@ -278,7 +279,7 @@ mod tests {
             ("[enigne]\nmemory = 1", "job.toml line 1: unknown section [enigne]; did you mean [engine]?"),
             ("[sampling]\nTop_P = 1", "job.toml line 2: unknown key `sampling.Top_P`; did you mean `sampling.top_p`?"),
             ("[[engine]]\nmemory = 1", "job.toml line 1: `engine` is a section: write [engine] on a line, its keys below"),
-            ("[engine]\ncache = 'x'", "job.toml line 2: `engine.cache` is not built in this version; leave it out"),
+            ("[engine]\nscratch = 'x'", "job.toml line 2: `engine.scratch` is not built in this version; leave it out"),
             ("[structured_outputs]", "job.toml line 1: [structured_outputs] is not built in this version; leave it out"),
         ];
         for (text, message) in cases {

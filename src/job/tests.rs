@@ -28,6 +28,7 @@ fn a_job_that_sets_the_least_has_the_documented_defaults() {
         resident_bytes: None,
         direct_io: true,
         kernel: None,
+        cache: None,
     };
     assert_eq!(job.engine, unset);
 }
@@ -41,6 +42,7 @@ fn every_key_reaches_its_place() {
         [sampling]\ntemperature = 0\ntop_p = 0.9\ntop_k = -1\nmin_p = 0.1\nseed = -5\nmax_tokens = 0\nstop = ['a', 'b']\nstop_token_ids = [3, 4]
         logprobs = 1\nprompt_logprobs = true\nignore_eos = true
         [engine]\nmemory = '8GiB'\nthreads = 2\nwave = 16\nprefill_rows = 512\nresident = 0\ndirect_io = false\nkernel = 'avx2'\nprecision = 'f32'
+        cache = '../learned'
         [plan]\ngrouping = 'length'
         [output]\npath = '../out'\nkeep = ['section', 'b']\nrows_per_part = 7";
     let job = parse(text, &[]).expect("all known");
@@ -78,6 +80,7 @@ fn every_key_reaches_its_place() {
             resident_bytes: Some(0),
             direct_io: false,
             kernel: Some(KernelName::Avx2),
+            cache: Some("jobs/../learned".into()),
         },
         grouping: Grouping::Length,
         output: OutputSection { path: "jobs/../out".into(), rows_per_part: 7 },

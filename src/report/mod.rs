@@ -2,6 +2,8 @@
 
 mod closing;
 mod progress;
+mod reading;
 
 pub use closing::closing_words;
 pub use progress::{Progress, Screen, Snapshot};
+pub use reading::Reading;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::output::{self, JobFolder};
 use crate::units::{show_bytes, show_count};
 
-const LINE_EVERY: Duration = Duration::from_secs(30);
+pub(super) const LINE_EVERY: Duration = Duration::from_secs(30);
 const FILE_EVERY: Duration = Duration::from_secs(1);
 const FILE_NAME: &str = "progress.json";
 /// Before this much of the work is done an end is a guess, not an estimate.

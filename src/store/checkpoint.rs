@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::extras::Extras;
 use super::index::{Index, Place};
 use super::reader::Catalogue;
-use super::{Element, Keep, PageCache, Piece, Setup, Weights};
+use super::{Checksums, Element, Keep, PageCache, Piece, Setup, Weights};
 use crate::error::{Error, Result};
 use crate::model::manifest::{Manifest, WeightId};
 
@@ -54,6 +55,11 @@ impl Checkpoint {
         Ok(Checkpoint { places: Arc::new(places), files })
     }
 
+    /// Number of panels and blocks.
+    pub fn pieces(&self) -> u64 {
+        [&self.places.panel_base, &self.places.block_base].iter().filter_map(|base| base.last()).sum()
+    }
+
     /// Bytes of each weight, in the manifest's order.
     pub fn weight_bytes(&self) -> impl Iterator<Item = u64> {
         let Places { index, manifest, .. } = &*self.places;
@@ -89,12 +95,17 @@ impl Checkpoint {
         Ok(hasher.finalize())
     }
 
-    /// Ready to be read; some pieces stay in memory once they have been.
+    /// What was learned by indexing, and the opened shards.
+    pub(super) fn into_places(self) -> (Arc<Places>, Vec<File>) {
+        (self.places, self.files)
+    }
+
+    /// Ready to be read; some pieces stay in memory once they have been, and each is compared with its sum.
     ///
     /// # Errors
     /// Refused: the system gives no threads, or a file cannot be looked at.
-    pub fn read(self, keep: Keep, setup: &Setup, cache: PageCache) -> Result<Weights> {
-        Weights::open(self.places, self.files, keep, setup, cache)
+    pub fn read(self, keep: Keep, setup: &Setup, cache: PageCache, checksums: Checksums) -> Result<Weights> {
+        Weights::open(self, keep, setup, cache, checksums)
     }
 }
 
@@ -105,6 +116,28 @@ impl Places {
             Piece::Panel { weight, panel } => self.panel_base[weight.0 as usize] + u64::from(panel),
             Piece::Block { layer, expert } => self.block_base[layer as usize] + u64::from(expert),
         }
+    }
+
+    /// All pieces: panels in the manifest's order, then blocks layer by layer.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let panels = (0..)
+            .zip(&self.manifest.weights)
+            .flat_map(|(id, weight)| (0..weight.panels() as u32).map(move |panel| Piece::Panel { weight: WeightId(id), panel }));
+        let blocks = self.manifest.blocks();
+        panels.chain(blocks.flat_map(|(layer, b)| (0..b.count as u32).map(move |expert| Piece::Block { layer: layer as u32, expert })))
+    }
+
+    /// A piece's number among all of them, in that order.
+    pub fn number(&self, piece: Piece) -> u64 {
+        match piece {
+            Piece::Panel { .. } => self.rank(piece),
+            Piece::Block { .. } => self.panel_base.last().expect("begins with 0") + self.rank(piece),
+        }
+    }
+
+    /// What lies in the shards beside the model.
+    pub fn extras(&self) -> &Extras {
+        &self.index.extras
     }
 
     /// How a weight is stored.

@@ -13,11 +13,12 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::Element;
+use super::extras::Extras;
 use super::header::{self, Tensor};
 use crate::error::{Error, Kind, Result};
 use crate::model::manifest::{Manifest, PartTensor};
 
-const INDEX_FILE: &str = "model.safetensors.index.json";
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Where a tensor begins; its length follows from the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub struct Index {
     pub blocks: Vec<BlockPlaces>,
     /// Hash of all headers.
     pub headers: blake3::Hash,
+    pub extras: Extras,
 }
 
 impl Index {
@@ -57,9 +59,7 @@ impl Index {
         let (mut paths, mut files) = (Vec::new(), Vec::new());
         for (number, name) in names.iter().enumerate() {
             let path = folder.join(name);
-            let file = File::open(&path).map_err(|e| Error::io(Kind::Refused, "open", &path, &e))?;
-            let header = header::read(&file, &mut |tensor| finder.see(number as u32, &tensor))
-                .map_err(|fault| Error::refused(format!("{} {fault}", path.display())))?;
+            let (file, header) = finder.see_all(number as u32, &path)?;
             hasher.update(&header);
             paths.push(path);
             files.push(file);
@@ -67,8 +67,22 @@ impl Index {
         finder.settle(folder, &names)?;
         finder.check(folder)?;
         let weights = finder.weights.iter().map(|w| (w.0, w.1)).collect();
-        Ok((Index { paths, weights, blocks: finder.blocks, headers: hasher.finalize() }, files))
+        Ok((Index { paths, weights, blocks: finder.blocks, headers: hasher.finalize(), extras: finder.extras }, files))
     }
+}
+
+/// All that is wrong with a checkpoint that is refused: a fault of each shard, or what is wrong with them together.
+pub fn faults(folder: &Path, manifest: &Manifest) -> Vec<Error> {
+    let names = match shard_names(folder) {
+        Ok(names) => names,
+        Err(fault) => return vec![fault],
+    };
+    let mut finder = Finder::new(manifest);
+    let mut faults: Vec<Error> = (0..).zip(&names).filter_map(|(number, name)| finder.see_all(number, &folder.join(name)).err()).collect();
+    if faults.is_empty() {
+        faults.extend(finder.settle(folder, &names).and_then(|()| finder.check(folder)).err());
+    }
+    faults
 }
 
 /// The files that make up the checkpoint, in order of name.
@@ -162,6 +176,7 @@ struct Finder<'m> {
     weights: Vec<(Place, Element)>,
     blocks: Vec<BlockPlaces>,
     twins: Vec<Twin>,
+    extras: Extras,
 }
 
 impl<'m> Finder<'m> {
@@ -177,7 +192,15 @@ impl<'m> Finder<'m> {
             None => BlockPlaces { tensors: Vec::new(), places: Vec::new() },
         });
         let weights = vec![(NOWHERE, Element::F32); manifest.weights.len()];
-        Finder { manifest, names, prefixes, prefix_max, weights, blocks: blocks.collect(), twins: Vec::new() }
+        Finder { manifest, names, prefixes, prefix_max, weights, blocks: blocks.collect(), twins: Vec::new(), extras: Extras::default() }
+    }
+
+    /// Sees every tensor of a shard; gives its header back.
+    fn see_all(&mut self, number: u32, path: &Path) -> Result<(File, Vec<u8>)> {
+        let file = File::open(path).map_err(|e| Error::io(Kind::Refused, "open", path, &e))?;
+        let header = header::read(&file, &mut |tensor| self.see(number, &tensor))
+            .map_err(|fault| Error::refused(format!("{} {fault}", path.display())))?;
+        Ok((file, header))
     }
 
     /// Which entry of the manifest `name` is.
@@ -203,6 +226,7 @@ impl<'m> Finder<'m> {
         let name = tensor.name;
         let Some(slot) = self.slot(name) else {
             if self.manifest.ignored.iter().any(|prefix| name.starts_with(prefix)) {
+                self.extras.unused.push(name);
                 return Ok(());
             }
             return Err(format!("holds a tensor `{name}` that is no part of the model that config.json describes"));
@@ -280,9 +304,12 @@ impl<'m> Finder<'m> {
         })?;
         let twins = std::mem::take(&mut self.twins);
         for twin in &twins {
+            let mut left_out = twin.place;
             if files[twin.place.file as usize] == choice[&twin.name] {
+                left_out = self.place(twin.slot);
                 self.settle_on(twin.slot, twin.place, twin.element);
             }
+            self.extras.copies.push(&format!("`{}` in {}", twin.name, files[left_out.file as usize]));
         }
         let unsettled = twins.iter().find(|twin| files[self.place(twin.slot).file as usize] != choice[&twin.name]);
         unsettled.map_or(Ok(()), |twin| {

@@ -6,17 +6,23 @@
 
 mod bytes;
 mod checkpoint;
+mod checksums;
 mod disk;
+mod extras;
 pub(crate) mod header;
 mod index;
 mod memory;
 mod reader;
+mod verify;
 mod weights;
 
 pub use checkpoint::Checkpoint;
+pub use checksums::{Checksums, Counted, Mismatch};
 pub use disk::{DirectIo, Disk, Files, PageCache};
+pub use extras::{Extras, Names};
 pub use index::Place;
 pub use reader::{Catalogue, Method, ReadCounters, Reader, Setup};
+pub use verify::{Verified, faults, verify};
 pub use weights::Weights;
 
 use std::ops::Range;

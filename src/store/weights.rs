@@ -1,9 +1,9 @@
 //! A checkpoint's pieces while a job runs: read ahead of their use, some of them kept.
 
-use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::checkpoint::Places;
+use super::checkpoint::{Checkpoint, Places};
+use super::checksums::Checksums;
 use super::disk::{Disk, Files};
 use super::reader::{Catalogue, Reader};
 use super::{Counters, DirectIo, Element, Keep, Lease, PageCache, Piece, Setup, Store};
@@ -19,6 +19,7 @@ pub struct Weights {
     panels: Vec<Option<Slot>>,
     /// The first blocks, those that stay.
     blocks: Vec<Slot>,
+    checksums: Checksums,
 }
 
 /// A piece that stays in memory once it has been read; locked while it is taken, so that nobody reads it twice.
@@ -34,24 +35,36 @@ enum Kept {
 
 impl Weights {
     /// Takes the opened shards over.
-    pub(super) fn open(places: Arc<Places>, files: Vec<File>, keep: Keep, setup: &Setup, cache: PageCache) -> Result<Self> {
+    pub(super) fn open(checkpoint: Checkpoint, keep: Keep, setup: &Setup, cache: PageCache, checksums: Checksums) -> Result<Self> {
+        let (places, files) = checkpoint.into_places();
         let disk: Arc<dyn Disk> = Arc::new(Files::new(files, places.paths().to_vec(), cache)?);
-        Self::of_disk(places, disk, keep, setup)
-    }
-
-    /// Over a disk that a test makes fail.
-    pub(super) fn of_disk(places: Arc<Places>, disk: Arc<dyn Disk>, keep: Keep, setup: &Setup) -> Result<Self> {
         let reader = Reader::open(Arc::clone(&disk), Arc::clone(&places) as Arc<dyn Catalogue>, setup)?;
         let weights = &places.manifest.weights;
         let stays = weights.iter().flat_map(|weight| std::iter::repeat_n(weight.whole, weight.panels())).zip(0..);
         let panels = stays.map(|(whole, rank)| (whole || rank < keep.panels).then(Slot::default)).collect();
         let blocks = std::iter::repeat_with(Slot::default).take(keep.blocks as usize).collect();
-        Ok(Weights { places, disk, reader, panels, blocks })
+        Ok(Weights { places, disk, reader, panels, blocks, checksums })
     }
 
     /// Which files are read past the page cache.
     pub fn direct(&self) -> DirectIo {
         self.disk.direct()
+    }
+
+    /// The sums of all pieces read so far.
+    pub fn checksums(&self) -> &Checksums {
+        &self.checksums
+    }
+
+    /// A piece that was just read, if its bytes are those of earlier times.
+    fn fetch(&self, piece: Piece) -> Result<Lease> {
+        let lease = self.reader.take(piece)?;
+        let parts: Vec<&[u8]> = (0..lease.parts.len()).map(|i| lease.part(i)).collect();
+        self.checksums.check(self.places.number(piece), &parts).map_err(|mismatch| {
+            let path = self.places.path(self.places.extents(piece)[0].0.file).display();
+            Error::storage(format!("tensor `{}` in {path}: {mismatch}; {}", self.name(piece, 0), self.checksums.advice()))
+        })?;
+        Ok(lease)
     }
 
     fn slot(&self, piece: Piece) -> Option<MutexGuard<'_, Kept>> {
@@ -85,11 +98,11 @@ impl Store for Weights {
     }
 
     fn take(&self, piece: Piece) -> Result<Lease> {
-        let Some(mut kept) = self.slot(piece) else { return self.reader.take(piece) };
+        let Some(mut kept) = self.slot(piece) else { return self.fetch(piece) };
         if let Kept::Here(lease) = &*kept {
             return Ok(lease.clone());
         }
-        let lease = self.reader.take(piece)?.owned();
+        let lease = self.fetch(piece)?.owned();
         *kept = Kept::Here(lease.clone());
         Ok(lease)
     }

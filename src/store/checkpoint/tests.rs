@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::error::Kind;
+use crate::learned::Learned;
 use crate::model::manifest::{Blocks, Layer, Part, PartFormat, Weight};
 use crate::store::Store;
 
@@ -95,7 +96,8 @@ fn open(folder: &tempfile::TempDir) -> Weights {
 
 fn keeping(folder: &tempfile::TempDir, keep: Keep) -> Weights {
     let checkpoint = Checkpoint::open(folder.path(), &manifest()).expect("whole");
-    checkpoint.read(keep, &Setup::new(1 << 14, 1 << 14), PageCache::Use).expect("can be read")
+    let checksums = Checksums::open(&Learned::nowhere("a test"), checkpoint.pieces());
+    checkpoint.read(keep, &Setup::new(1 << 14, 1 << 14), PageCache::Use, checksums).expect("can be read")
 }
 
 /// What a folder that must not open is refused with.
