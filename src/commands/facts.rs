@@ -7,7 +7,7 @@ use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
 use crate::plan::{Limits, ModelFacts, StateBytes};
 use crate::request::RowFacts;
-use crate::store::Checkpoint;
+use crate::store::{Checkpoint, Element, Place};
 
 const FLOAT: u64 = 4;
 /// A tokenizer in memory, measured: 150 bytes a token of ranks, pieces and their table.
@@ -20,10 +20,24 @@ const BLOCKS_A_THREAD: usize = 2;
 /// The parts of a machine's free memory that a job takes by default: 4 of 5.
 const DEFAULT_SHARE: (u64, u64) = (4, 5);
 
+/// A weight in the index, with its name and shape; a tensor of a block takes a [`Place`] alone.
+const INDEX_BYTES_A_WEIGHT: usize = 160;
+
 /// The model's numbers.
 pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: bool) -> ModelFacts {
-    let weight_bytes: Vec<u64> = checkpoint.weight_bytes().collect();
-    let panels = manifest.weights.iter().zip(&weight_bytes).flat_map(|(weight, bytes)| {
+    of_weights(manifest, &checkpoint.weight_bytes().collect::<Vec<_>>(), checkpoint.index_bytes(), has_tokenizer)
+}
+
+/// The numbers of a model of which there is no checkpoint: weights outside blocks taken as bf16, and a tokenizer.
+pub fn of_shape(manifest: &Manifest) -> ModelFacts {
+    let weight_bytes: Vec<u64> = manifest.weights.iter().map(|w| (w.rows() * w.cols() * Element::Bf16.bytes()) as u64).collect();
+    let places: usize = manifest.blocks().map(|(_, b)| b.count * b.tensors().len()).sum();
+    let index = places * size_of::<Place>() + manifest.weights.len() * INDEX_BYTES_A_WEIGHT;
+    of_weights(manifest, &weight_bytes, index as u64, true)
+}
+
+fn of_weights(manifest: &Manifest, weight_bytes: &[u64], index_bytes: u64, has_tokenizer: bool) -> ModelFacts {
+    let panels = manifest.weights.iter().zip(weight_bytes).flat_map(|(weight, bytes)| {
         let row_bytes = bytes / weight.rows() as u64;
         (0..weight.panels()).map(move |p| weight.panel(p).len() as u64 * row_bytes)
     });
@@ -41,7 +55,7 @@ pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: boo
         expert_row_bytes: expert_row as u64 * FLOAT,
         head_row_bytes: (manifest.stream_width + 3 * manifest.hidden + VOCABULARY_GRID) as u64 * FLOAT,
         logits_bytes: manifest.vocab as u64 * FLOAT,
-        index_bytes: checkpoint.index_bytes(),
+        index_bytes,
         tokenizer_bytes: if has_tokenizer { manifest.vocab as u64 * TOKENIZER_BYTES_A_TOKEN } else { 0 },
     }
 }
@@ -53,8 +67,13 @@ pub fn threads(engine: &EngineSection) -> usize {
 
 /// The ledger's ceiling.
 pub fn budget_bytes(engine: &EngineSection) -> u64 {
+    engine.memory_bytes.unwrap_or_else(|| default_budget_bytes(machine::available_bytes()))
+}
+
+/// What a job takes of so much memory where nothing is set.
+pub fn default_budget_bytes(available_bytes: u64) -> u64 {
     let (share, of) = DEFAULT_SHARE;
-    engine.memory_bytes.unwrap_or_else(|| machine::available_bytes() / of * share)
+    available_bytes / of * share
 }
 
 /// What the job and the machine allow.

@@ -1,9 +1,11 @@
 //! One file a command: each hands out the job's sections and the facts, and calls rooms in order.
 
 mod account;
+pub mod doctor;
 mod facts;
 pub mod plan;
 mod prepare;
+mod rehearse;
 pub mod run;
 
 /// What a command leaves for `main` to print, and its exit code.
