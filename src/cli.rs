@@ -16,6 +16,7 @@ Examples:
   nightshift run --model models/demo --input 'docs/*.jsonl' --output out
   nightshift plan pipelines/classify.toml --json
   nightshift verify models/demo
+  nightshift doctor models/demo
 
 Exit codes:
   0 all rows succeeded; 1 some rows errored; 2 usage or job file; 3 input, model or budget refused before work;
@@ -40,6 +41,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Read a model once, say what is wrong with it, and remember its checksums.
     Verify(VerifyArgs),
+    /// Say what this machine is and can do: instruction sets, memory, disks; with --shape, how long a model would take here.
+    Doctor(DoctorArgs),
 }
 
 /// A job: a file, flags over it, or flags alone.
@@ -91,6 +94,38 @@ pub struct VerifyArgs {
     /// The folder for what is learned of models; the user's cache folder where it is not given (engine.cache).
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `nightshift doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// A checkpoint's folder: its disk is looked at, and read from for a few seconds.
+    #[arg(value_name = "MODEL", conflicts_with = "shape")]
+    pub model: Option<PathBuf>,
+    /// Rehearse a model that is not here: a published shape, or the path of a config.json.
+    #[arg(long, value_name = "NAME|PATH", requires = "scratch")]
+    pub shape: Option<String>,
+    /// A folder on the disk that would hold the model; 4 GB are written there and gone at the end.
+    #[arg(long, value_name = "FOLDER", requires = "shape")]
+    pub scratch: Option<PathBuf>,
+    /// Most memory that the job would use, as in 8GiB; by default what a job takes.
+    #[arg(long, value_name = "SIZE", requires = "shape", allow_hyphen_values = true)]
+    pub memory: Option<String>,
+    /// Rows of the job.
+    #[arg(long, value_name = "N", requires = "shape", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub rows: u32,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", requires = "shape", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub prompt_tokens: u32,
+    /// New tokens of each row.
+    #[arg(long, value_name = "N", requires = "shape", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub new_tokens: u32,
+    /// How much is written to the scratch folder; less than twice the caches on the way tells nothing.
+    #[arg(long, value_name = "SIZE", requires = "shape", hide = true)]
+    pub scratch_bytes: Option<String>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
@@ -172,7 +207,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_understood_is_usage() {
-        for args in [&["run", "a.toml", "b.toml"][..], &["run", "--threads", "x"], &["run", "--memroy", "1"], &["runs"], &[]] {
+        for args in [
+            &["run", "a.toml", "b.toml"][..],
+            &["run", "--threads", "x"],
+            &["run", "--memroy", "1"],
+            &["runs"],
+            &["doctor", "--shape", "x"],
+            &["doctor", "--memory", "1"],
+            &[],
+        ] {
             let error = Cli::try_parse_from([&["nightshift"], args].concat()).expect_err("not a command");
             assert_eq!(error.exit_code(), 2, "{args:?}");
         }

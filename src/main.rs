@@ -40,6 +40,7 @@ fn execute(command: &Command) -> Result<u8> {
         Command::Run(args) => commands::run::run(&job(args)?, Screen::stderr()).and_then(say),
         Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.json).and_then(say),
         Command::Verify(args) => commands::verify::verify(&args.model, args.cache.as_deref(), args.json, Screen::stderr()).and_then(say),
+        Command::Doctor(args) => commands::doctor::doctor(args, &mut note).and_then(say),
     }
 }
 
@@ -52,6 +53,11 @@ fn say(said: Said) -> Result<u8> {
         }
         _ => Ok(said.code),
     }
+}
+
+/// Says what goes on, for those who wait.
+fn note(what: &str) {
+    let _ = writeln!(std::io::stderr(), "nightshift: {what}");
 }
 
 /// Says `message`; a reader that went away is no reason to fail otherwise.

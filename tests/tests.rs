@@ -1,6 +1,7 @@
 //! One binary of tests: the command as its users type it, and the order of the house.
 
 mod checkpoints;
+mod doctor;
 mod house;
 mod jobs;
 mod lines;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// A room and what it may import beside the word files. The house's picture is in ARCHITECTURE.md.
 const ROOMS: &[(&str, &[&str])] = &[
     ("kernels", &[]),
-    ("machine", &[]),
+    ("machine", &["kernels", "model", "store"]),
     ("tokenizer", &[]),
     ("plan", &[]),
     ("job", &["plan", "kernels"]),
@@ -17,7 +17,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("input", &["job", "tokenizer"]),
     ("execute", &["plan", "model", "store", "kernels", "sample"]),
     ("output", &["sample"]),
-    ("report", &["output"]),
+    ("report", &["machine", "output"]),
     (
         "commands",
         &["cli", "execute", "input", "job", "kernels", "machine", "model", "output", "plan", "report", "sample", "store", "tokenizer"],

@@ -1,10 +1,12 @@
 //! One file a command: each hands out the job's sections and the facts, and calls rooms in order.
 
 mod account;
+pub mod doctor;
 mod facts;
 mod findings;
 pub mod plan;
 mod prepare;
+mod rehearse;
 pub mod run;
 pub mod verify;
 

@@ -13,8 +13,8 @@ use crate::memory::Ledger;
 use crate::plan::{Forecast, Limits, Rates, Schedule, allot, forecast};
 use crate::units::{show_bytes, show_count};
 
-/// This machine's rates; unknown until they have been measured.
-const RATES: Option<Rates> = None;
+/// Rows that an expert has at a time where arithmetic decides.
+const EXPERT_ROWS: f64 = 64.0;
 
 /// More rows are not planned a second time for a comparison.
 const COMPARED_ROWS: usize = 100_000;
@@ -41,7 +41,7 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
     let (prepared, _) = prepare(job, state.path())?;
     let allotment = prepared.schedule.allotment();
     let plan = Plan {
-        forecast: forecast(prepared.schedule.clone(), &prepared.facts, RATES),
+        forecast: forecast(prepared.schedule.clone(), &prepared.facts, rates()),
         wave: allotment.wave,
         prefill_rows: allotment.prefill_rows,
         memory_budget: prepared.limits.budget_bytes,
@@ -96,7 +96,7 @@ fn with_twice_the_memory(plan: &Plan<'_>, prepared: &Prepared) -> Option<String>
     }
     let limits = Limits { budget_bytes: prepared.limits.budget_bytes.saturating_mul(2), ..prepared.limits.clone() };
     let allotment = allot(rows, schedule.grouping(), m, &limits).ok()?;
-    let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, RATES);
+    let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, rates());
     let bytes = |f: &Forecast| f.bytes_trunk.saturating_add(f.bytes_experts);
     let saves = bytes(&f) < bytes(&plan.forecast) / 10 * 9;
     saves.then(|| format!("{} sweeps, {} read", show_count(f.sweeps), show_bytes(bytes(&f))))
@@ -109,4 +109,10 @@ fn first_fault(prepared: &Prepared) -> Result<Option<String>> {
     let id: String = request.id.chars().take(60).collect();
     let words = request.fault.map(|fault| format!("`{id}`: {}: {}", fault.code, fault.message));
     Ok(words.map(|words| words.replace(char::is_control, "\u{fffd}")))
+}
+
+/// This machine's rates; unknown until `doctor --shape` has measured them.
+fn rates() -> Option<Rates> {
+    let measured = machine::Rates::load(&machine::cache_folder()?)?;
+    Some(Rates { disk_bytes_per_s: measured.disk_bytes_per_s()? as u64, flops_per_s: measured.expert_flops_per_s(EXPERT_ROWS) as u64 })
 }

@@ -67,7 +67,8 @@ fn longest(rows: &[RowFacts], spool: &Spool) -> String {
     format!("; the longest row, `{id}`, may take {} tokens", show_count(row.positions_max()))
 }
 
-fn refusal(refusal: &plan::Refusal, limits: &Limits, longest: &str) -> Error {
+/// A refusal in words, `longest` being what is said of the longest row.
+pub fn refusal(refusal: &plan::Refusal, limits: &Limits, longest: &str) -> Error {
     let mib = refusal.smallest_bytes.div_ceil(1 << 20);
     let most = refusal.ledger.lines.iter().find(|l| l.name == refusal.blame).map_or(0, |l| l.bytes);
     Error::refused(format!(

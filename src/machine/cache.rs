@@ -9,6 +9,11 @@ pub fn cache_home() -> Option<PathBuf> {
     choose(ask("XDG_CACHE_HOME"), ask("HOME"))
 }
 
+/// The folder in it for what is learned of this machine and of models.
+pub fn cache_folder() -> Option<PathBuf> {
+    Some(cache_home()?.join("nightshift"))
+}
+
 #[expect(clippy::disallowed_methods, reason = "which folder is the user's is known to the environment alone; no answer depends on it")]
 fn ask(name: &str) -> Option<OsString> {
     std::env::var_os(name)

@@ -7,13 +7,55 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Bytes that a job may still take: the least of the host's available memory and the room in every memory control group that this process
-/// is under. 0 where the system does not say.
+use serde::Serialize;
+
+/// What memory there is, all in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// All that the host has.
+    pub host_bytes: u64,
+    /// What of it is available, as the host sees it.
+    pub host_available_bytes: u64,
+    /// The memory control groups above this process, its own first.
+    pub groups: Vec<Group>,
+}
+
+/// One memory control group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// What it allows, if it sets a limit.
+    pub limit_bytes: Option<u64>,
+    /// What is charged to it, pages of the file cache included.
+    pub used_bytes: u64,
+    /// Pages of the file cache among that, which the kernel gives up when memory is short.
+    pub cache_bytes: u64,
+}
+
+impl Memory {
+    /// Asks the system; 0 and no groups where it does not say.
+    pub fn look() -> Memory {
+        let text = |path: &str| read_to_string(path).unwrap_or_default();
+        let host = text("/proc/meminfo");
+        let folders = group_folders(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"));
+        let group = |folder: &PathBuf| Group::of(folder, &|name| read_to_string(folder.join(name)).ok());
+        Memory {
+            host_bytes: kilobytes(&host, "MemTotal:").unwrap_or(0),
+            host_available_bytes: meminfo_available(&host).unwrap_or(0),
+            groups: folders.iter().filter_map(group).collect(),
+        }
+    }
+
+    /// Bytes that a job may still take: the least of the host's available memory and the room in every group.
+    pub fn available_bytes(&self) -> u64 {
+        self.groups.iter().filter_map(Group::left_bytes).fold(self.host_available_bytes, u64::min)
+    }
+}
+
+/// [`Memory::available_bytes`] as of now.
 pub fn available_bytes() -> u64 {
-    let text = |path: &str| read_to_string(path).unwrap_or_default();
-    let host = meminfo_available(&text("/proc/meminfo")).unwrap_or(0);
-    let folders = group_folders(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"));
-    folders.iter().filter_map(|folder| room(&|name| read_to_string(folder.join(name)).ok())).fold(host, u64::min)
+    Memory::look().available_bytes()
 }
 
 /// Most memory that this process has held at once, in bytes (VmHWM); 0 where the system does not say.
@@ -36,20 +78,31 @@ fn meminfo_available(text: &str) -> Option<u64> {
     kilobytes(text, "MemAvailable:").or_else(|| kilobytes(text, "MemFree:"))
 }
 
-/// Bytes left in one control group, whose files `read` gives by name; None where it sets no limit.
-fn room(read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
-    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-    let (limit, usage) = match number("memory.limit_in_bytes") {
-        Some(limit) => (limit, number("memory.usage_in_bytes")?),
-        None => {
-            let limits = [number("memory.max"), number("memory.high")];
-            (limits.into_iter().flatten().min()?, number("memory.current")?)
-        }
-    };
-    let stat = read("memory.stat").unwrap_or_default();
-    let pages = |kind: &str| field(&stat, &format!("total_{kind} ")).or_else(|| field(&stat, &format!("{kind} "))).unwrap_or(0);
-    let cache = pages("inactive_file").saturating_add(pages("active_file"));
-    Some(limit.saturating_sub(usage.saturating_sub(cache)))
+/// From here on a number is how a control group of version 1 says that it sets no limit.
+const NO_LIMIT: u64 = 1 << 62;
+
+impl Group {
+    /// The group in `folder`, whose files `read` gives by name; None where it does not account for memory.
+    fn of(folder: &Path, read: &dyn Fn(&str) -> Option<String>) -> Option<Group> {
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        let (limit, used) = match number("memory.usage_in_bytes") {
+            Some(used) => (number("memory.limit_in_bytes"), used),
+            None => ([number("memory.max"), number("memory.high")].into_iter().flatten().min(), number("memory.current")?),
+        };
+        let stat = read("memory.stat").unwrap_or_default();
+        let pages = |kind: &str| field(&stat, &format!("total_{kind} ")).or_else(|| field(&stat, &format!("{kind} "))).unwrap_or(0);
+        Some(Group {
+            folder: folder.to_path_buf(),
+            limit_bytes: limit.filter(|&bytes| bytes < NO_LIMIT),
+            used_bytes: used,
+            cache_bytes: pages("inactive_file").saturating_add(pages("active_file")),
+        })
+    }
+
+    /// What is left of its limit, if it sets one.
+    pub fn left_bytes(&self) -> Option<u64> {
+        Some(self.limit_bytes?.saturating_sub(self.used_bytes.saturating_sub(self.cache_bytes)))
+    }
 }
 
 /// The folders of the memory control groups above this process, its own first, by the texts of /proc/self/cgroup and
@@ -106,7 +159,7 @@ impl Mount {
 }
 
 /// Mountinfo writes a space as \040 and so on.
-fn unescape(text: &str) -> String {
+pub(super) fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
         .fold(text.to_owned(), |text, (code, c)| text.replace(code, c))
@@ -151,7 +204,8 @@ mod tests {
     }
 
     fn room_of(files: &[(&str, &str)]) -> Option<u64> {
-        room(&|name| files.iter().find(|(file, _)| *file == name).map(|(_, text)| (*text).to_owned()))
+        let read = |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, text)| (*text).to_owned());
+        Group::of(Path::new("/group"), &read)?.left_bytes()
     }
 
     #[test]
@@ -162,6 +216,8 @@ mod tests {
         assert_eq!(room_of(&two), Some(530));
         assert_eq!(room_of(&[("memory.max", "1000"), ("memory.high", "800"), ("memory.current", "900")]), Some(0));
         assert_eq!(room_of(&[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.current", "900\n")]), None);
+        let unlimited = [("memory.limit_in_bytes", "9223372036854771712\n"), ("memory.usage_in_bytes", "500\n")];
+        assert_eq!(room_of(&unlimited), None);
         assert_eq!(room_of(&[]), None);
     }
 

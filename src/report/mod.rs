@@ -1,9 +1,13 @@
-//! What would a person rather look at? Progress while a job runs, and the words at its end.
+//! What would a person rather look at? Progress while a job runs, the words at its end, and what a machine can do.
 
+mod checkup;
 mod closing;
 mod progress;
 mod reading;
+mod rehearsal;
 
+pub use checkup::Checkup;
 pub use closing::closing_words;
 pub use progress::{Progress, Screen, Snapshot};
 pub use reading::Reading;
+pub use rehearsal::{Computed, Rehearsal};
