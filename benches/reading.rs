@@ -1,7 +1,8 @@
 //! Bytes a second at which the reader brings blocks, by both ways of reading: `cargo bench --bench reading -- FOLDER [DEPTH MIB]...`
 //!
 //! A file of 4 GB in FOLDER holds blocks of 17,547,264 bytes, which are taken in random order, directly, ten times by each way, interleaved. The
-//! file is deleted afterwards. Each pair after the folder is another depth and size of reads to try.
+//! file is deleted afterwards. Each pair after the folder is another depth and size of reads to try. Where fio is installed, it reads blocks of the
+//! same size from the same file between the runs, at several queue depths, and each way is compared with the best of them.
 
 use std::fs::File;
 use std::io::Write;
@@ -69,6 +70,27 @@ fn pass(path: &Path, setup: &Setup, run: u64) -> (f64, f64) {
     (gigabytes / seconds, (processor_seconds() - cpu) / gigabytes)
 }
 
+/// Queue depths that fio tries.
+const FIO_DEPTHS: [usize; 4] = [1, 2, 4, 8];
+
+/// GB/s that fio gets from the same file, directly, in blocks of the same size, at its best depth; None where there is no fio.
+fn fio(path: &Path) -> Option<f64> {
+    let rate = |depth: usize| {
+        let mut fio = std::process::Command::new("fio");
+        fio.args(["--minimal", "--name=r", "--direct=1", "--rw=randread", "--ioengine=io_uring", "--io_size=2g", "--readonly"]);
+        fio.arg(format!("--filename={}", path.display())).arg(format!("--bs={BLOCK_BYTES}")).arg(format!("--iodepth={depth}"));
+        let said = String::from_utf8(fio.output().ok()?.stdout).ok()?;
+        Some(said.split(';').nth(6)?.parse::<f64>().ok()? * 1024.0 / 1e9) // KiB a second
+    };
+    FIO_DEPTHS.into_iter().filter_map(rate).max_by(f64::total_cmp)
+}
+
+/// The middle of some numbers, the least and the most.
+fn spread(mut numbers: Vec<f64>) -> (f64, f64, f64) {
+    numbers.sort_by(f64::total_cmp);
+    (numbers[numbers.len() / 2], numbers[0], numbers[numbers.len() - 1])
+}
+
 /// What this process has used so far, in user and system time.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
@@ -90,7 +112,9 @@ fn main() -> std::io::Result<()> {
     let ways: Vec<(usize, usize, Method)> =
         shapes.iter().flat_map(|&(depth, bytes)| [Method::Uring, Method::Threads].map(|method| (depth, bytes, method))).collect();
     let mut rates = vec![Vec::new(); ways.len()];
+    let mut fios = Vec::new();
     for run in 0..RUNS {
+        fios.extend(fio(&path));
         for (i, &(depth, chunk_bytes, method)) in ways.iter().enumerate() {
             let setup = Setup { method: Some(method), depth, chunk_bytes, ..Setup::new(0, RING_BYTES) };
             rates[i].push(pass(&path, &setup, run));
@@ -98,12 +122,19 @@ fn main() -> std::io::Result<()> {
     }
     std::fs::remove_file(&path)?;
     let mut out = std::io::stdout().lock();
-    for (&(depth, bytes, method), rates) in ways.iter().zip(&mut rates) {
-        rates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (&(depth, bytes, method), rates) in ways.iter().zip(&rates) {
         let cpu = rates.iter().map(|r| r.1).sum::<f64>() / rates.len() as f64;
-        let (least, middle, most) = (rates[0].0, rates[rates.len() / 2].0, rates[rates.len() - 1].0);
+        let (middle, least, most) = spread(rates.iter().map(|r| r.0).collect());
         let mib = bytes >> 20;
         writeln!(out, "{method:?} depth {depth} of {mib} MiB: {middle:.2} GB/s ({least:.2} to {most:.2}), {cpu:.3} processor s/GB")?;
+        if fios.len() == rates.len() {
+            let (middle, least, most) = spread(rates.iter().zip(&fios).map(|(rate, fio)| rate.0 / fio).collect());
+            writeln!(out, "  beside fio at its best depth of the same round: {middle:.2} ({least:.2} to {most:.2})")?;
+        }
+    }
+    if !fios.is_empty() {
+        let (middle, least, most) = spread(fios);
+        writeln!(out, "fio at its best depth: {middle:.2} GB/s ({least:.2} to {most:.2})")?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::job::{Grouping, Job};
 use crate::machine;
 use crate::output::{Blocks, ExpertLoads, Summary, Totals};
 use crate::report::Snapshot;
-use crate::store::DirectIo;
+use crate::store::{DirectIo, Method};
 
 /// The counts so far.
 pub fn snapshot(tally: &Tally) -> Snapshot {
@@ -26,7 +26,14 @@ pub fn snapshot(tally: &Tally) -> Snapshot {
 }
 
 /// The whole run, of which the walk through the layers took `walk` and all of it `wall`.
-pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, direct: DirectIo, totals: &Totals, [walk, wall]: [Duration; 2]) -> Summary {
+pub fn summary(
+    job: &Job,
+    prepared: &Prepared,
+    tally: &Tally,
+    reads: (DirectIo, Method),
+    totals: &Totals,
+    [walk, wall]: [Duration; 2],
+) -> Summary {
     let read = tally.read;
     Summary {
         rows_total: totals.rows_succeeded + totals.rows_errored,
@@ -56,7 +63,12 @@ pub fn summary(job: &Job, prepared: &Prepared, tally: &Tally, direct: DirectIo, 
         compute_ms: (walk.as_millis() as u64).saturating_sub(read.waited_us / 1000),
         kernel: prepared.kernels.path().name().into(),
         precision: PRECISION.into(),
-        direct_io: direct == DirectIo::All,
+        direct_io: reads.0 == DirectIo::All,
+        reads_by: match reads.1 {
+            Method::Uring => "io_uring",
+            Method::Threads => "threads",
+        }
+        .into(),
         grouping: match job.grouping {
             Grouping::Input => "input",
             Grouping::Length => "length",

@@ -73,7 +73,9 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         "reads",
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
-    let seconds = f.wall_ms.map(|ms| format!(", {:.1} hours in all", ms as f64 / 3.6e6));
+    let seconds = f.wall_ms.map(|ms| {
+        format!(" without attention over positions; {:.1} hours in all at the rates that `doctor --shape` measured", ms as f64 / 3.6e6)
+    });
     line("computes", format!("{} GFLOP{}", show_count(f.gflop), seconds.unwrap_or_default()));
     line("kernel", prepared.kernels.path().name().into());
     let over = facts::shortage(plan.ledger_total, machine::available_bytes()).map_or_else(String::new, |words| format!("; {words}"));

@@ -50,7 +50,7 @@ pub fn rehearse(args: &DoctorArgs, name: &str, scratch: &Path, note: &mut dyn Fn
         scratch_bytes: size("--scratch-bytes", args.scratch_bytes.as_deref())?.unwrap_or(SCRATCH_BYTES),
         kernels: Kernels::detect(),
         threads: limits.threads,
-        side_by_side: limits.blocks_in_flight as usize,
+        side_by_side: allotment.blocks_in_flight as usize,
     };
     let rates = machine::rehearse(&shape, &means, note)?;
     let not_saved = match machine::cache_folder() {

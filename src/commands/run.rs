@@ -41,7 +41,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     }
     let identity = checkpoint.fingerprint()?;
     let learned = Learned::open(job.engine.cache.as_deref(), machine::cache_home().as_deref(), &identity.to_hex())?;
-    let checksums = Checksums::open(&learned, checkpoint.pieces());
+    let checksums = Checksums::open(&learned, &checkpoint.pieces());
     for note in [learned.note(), checksums.note()].into_iter().flatten() {
         screen.say(note);
     }
@@ -78,12 +78,13 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     };
     let schedule = &mut prepared.schedule;
     let walking = Instant::now();
-    let tally = pool.install(|| execute::run(schedule, &engine, &mut answers))?;
+    let ran = pool.install(|| execute::run(schedule, &engine, &mut answers));
     let walk = walking.elapsed();
     let unsaved = weights.checksums().save().err(); // the answers do not depend on it
+    let tally = ran?;
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
-    let summary = summary(job, &prepared, &tally, weights.direct(), &totals, [walk, started.elapsed()]);
+    let summary = summary(job, &prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
     let text = unsaved.map_or_else(String::new, |note| format!("{note}\n")) + &closing_words(&summary, folder.root());
     Ok(Said { text, code: u8::from(totals.rows_errored > 0) })

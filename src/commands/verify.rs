@@ -14,8 +14,8 @@ use crate::report::{Reading, Screen};
 use crate::store::{self, Checkpoint, Checksums};
 use crate::tokenizer::Tokenizer;
 
-/// More threads than these are of no use beside any disk.
-const THREADS_MAX: usize = 8;
+/// A sum is taken at several times a disk's rate, and each thread holds a piece of the rings.
+const THREADS_MAX: usize = 2;
 
 /// Reads the model in `folder` once; `cache` is where a person wants its checksums. A faulty model is no error here: it is what was asked for.
 ///
@@ -43,7 +43,7 @@ pub fn verify(folder: &Path, cache: Option<&Path>, json: bool, screen: Screen) -
     };
     let fingerprint = checkpoint.fingerprint()?.to_hex().to_string();
     let learned = Learned::open(cache, machine::cache_home().as_deref(), &fingerprint)?;
-    let checksums = Checksums::open(&learned, checkpoint.pieces());
+    let checksums = Checksums::open(&learned, &checkpoint.pieces());
     let started = Instant::now();
     let trunk: u64 = checkpoint.weight_bytes().sum();
     let experts: u64 = manifest.blocks().map(|(_, b)| b.count as u64 * b.bytes() as u64).sum();

@@ -112,9 +112,17 @@ impl<'a> SweepFeed<'a> {
         SweepFeed { engine, spans, of_answers, turns, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
     }
 
-    /// Says which layer comes next.
+    /// Says which layer comes next. Where layers stream whole, its blocks and the next layer's are wanted from now on: a wanted piece takes
+    /// half a kilobyte, too much for 80,000 of them at once.
     pub fn enter(&mut self, layer: usize) {
         self.layer = layer;
+        let layers = self.engine.model.manifest().layers.len();
+        let new = if layer == 0 { 0..2 } else { layer + 1..layer + 2 };
+        for layer in new.filter(|layer| self.turns.whole_layers && layer + 1 < layers) {
+            let count = self.engine.model.manifest().layers[layer].blocks.as_ref().map_or(0, |blocks| blocks.count);
+            let pieces: Vec<Piece> = (0..count as u32).map(|expert| Piece::Block { layer: layer as u32, expert }).collect();
+            self.engine.store.want(self.turns.of_blocks(layer), &pieces);
+        }
     }
 
     /// Leaves only the rows `wanted` in the spans.

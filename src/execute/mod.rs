@@ -200,11 +200,6 @@ impl<'a> Run<'a> {
             let pieces: Vec<Piece> = of_turn.iter().map(|panel| panel.1).collect();
             self.engine.store.want(turns.first + of_turn[0].0, &pieces);
         }
-        let last = self.engine.model.manifest().layers.len() - 1;
-        for (layer, blocks) in self.engine.model.manifest().blocks().filter(|(layer, _)| turns.whole_layers && *layer < last) {
-            let pieces: Vec<Piece> = (0..blocks.count as u32).map(|expert| Piece::Block { layer: layer as u32, expert }).collect();
-            self.engine.store.want(turns.of_blocks(layer), &pieces);
-        }
     }
 
     /// Whether so many rows will need all experts of a layer, so that nobody waits for the router. Not if that has been a mistake before.

@@ -39,7 +39,7 @@ impl Turns {
     }
 }
 
-/// A layer's panels come one turn before this or one after.
+/// A layer's panels come one turn before this, or one after where they are used after the blocks.
 fn blocks_turn(layer: usize) -> u64 {
     3 * layer as u64 + 1
 }
@@ -123,11 +123,10 @@ impl Feed for Asked<'_> {
         self.unwanted = self.panels.len(); // the last layer's is the one that counts
     }
 
-    fn queue(&mut self, _: &Routing) {
-        self.turn += 2;
-    }
+    fn queue(&mut self, _: &Routing) {}
 
     fn experts(&mut self, _: &Routing, _: &[f32], _: &mut [f32], _: &Expert<'_>) -> Result<()> {
+        self.turn += 2;
         Ok(())
     }
 }

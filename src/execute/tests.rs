@@ -117,7 +117,7 @@ const TURNS: order::Turns = order::Turns { first: 0, whole_layers: false };
 /// The weights of a checkpoint, read through rings of a megabyte.
 fn weights(checkpoint: &Path, model: &dyn Model, keep: Keep) -> Weights {
     let checkpoint = Checkpoint::open(checkpoint, model.manifest()).expect("the checkpoint is whole");
-    let checksums = Checksums::open(&Learned::nowhere("a test"), checkpoint.pieces());
+    let checksums = Checksums::open(&Learned::nowhere("a test"), &checkpoint.pieces());
     checkpoint.read(keep, &Setup::new(1 << 20, 1 << 20), PageCache::Bypass, checksums).expect("it can be read")
 }
 
@@ -373,7 +373,7 @@ proptest! {
         let cache = if direct { PageCache::Bypass } else { PageCache::Use };
         let keep = Keep { panels: kept.0, blocks: kept.1 };
         // Where io_uring is not allowed, threads read.
-        let checksums = Checksums::open(&Learned::nowhere("a test"), opened.pieces());
+        let checksums = Checksums::open(&Learned::nowhere("a test"), &opened.pieces());
         let opened = opened.read(keep, &setup, cache, checksums);
         bench.store = match opened {
             Err(_) if method == Method::Uring => weights(&checkpoint, &*bench.model, keep),

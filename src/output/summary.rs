@@ -46,7 +46,7 @@ pub struct Summary {
     pub wall_ms: u64,
     /// Time in which at least one read was in flight.
     pub read_ms: u64,
-    /// Time in which the walk through the layers waited for a read.
+    /// Time in which the walk through the layers waited for a read, summed over walkers.
     pub wait_ms: u64,
     /// Time in which it computed.
     pub compute_ms: u64,
@@ -54,8 +54,10 @@ pub struct Summary {
     pub kernel: String,
     /// `engine.precision`.
     pub precision: String,
-    /// Whether reads bypassed the page cache.
+    /// Whether reads bypassed the page cache, all of them.
     pub direct_io: bool,
+    /// How reads reached the kernel: io_uring or threads.
+    pub reads_by: String,
     /// `plan.grouping`, as it was done.
     pub grouping: String,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::extras::Extras;
 use super::index::{Index, Place};
 use super::reader::Catalogue;
-use super::{Checksums, Element, Keep, PageCache, Piece, Setup, Weights};
+use super::{Checksums, Element, Keep, PageCache, Piece, Pieces, Setup, Weights};
 use crate::error::{Error, Result};
 use crate::model::manifest::{Manifest, WeightId};
 
@@ -55,9 +55,17 @@ impl Checkpoint {
         Ok(Checkpoint { places: Arc::new(places), files })
     }
 
-    /// Number of panels and blocks.
-    pub fn pieces(&self) -> u64 {
-        [&self.places.panel_base, &self.places.block_base].iter().filter_map(|base| base.last()).sum()
+    /// Its panels and blocks, and their order.
+    pub fn pieces(&self) -> Pieces {
+        let Places { manifest, panel_base, block_base, .. } = &*self.places;
+        let mut order = blake3::Hasher::new();
+        for weight in &manifest.weights {
+            order.update(format!("{} {:?} {}\n", weight.name, weight.shape, weight.panel_rows).as_bytes());
+        }
+        for (_, blocks) in manifest.blocks() {
+            order.update(format!("{} {} {:?}\n", blocks.prefix, blocks.count, blocks.tensors()).as_bytes());
+        }
+        Pieces { count: [panel_base, block_base].iter().filter_map(|base| base.last()).sum(), order: order.finalize() }
     }
 
     /// Bytes of each weight, in the manifest's order.
@@ -133,6 +141,21 @@ impl Places {
             Piece::Panel { .. } => self.rank(piece),
             Piece::Block { .. } => self.panel_base.last().expect("begins with 0") + self.rank(piece),
         }
+    }
+
+    /// A piece for a person: its tensors and its files.
+    pub fn words(&self, piece: Piece) -> String {
+        let extents = self.extents(piece);
+        let mut paths: Vec<String> = extents.iter().map(|e| self.path(e.0.file).display().to_string()).collect();
+        paths.dedup();
+        let which = match piece {
+            Piece::Panel { weight, panel } => {
+                let rows = self.manifest.weight(weight).panel(panel as usize);
+                format!("rows {} to {}", rows.start, rows.end - 1)
+            }
+            Piece::Block { .. } => format!("or one of the {} others of its block", extents.len() - 1),
+        };
+        format!("tensor `{}`, {which}, in {}", self.name(piece, 0), paths.join(", "))
     }
 
     /// What lies in the shards beside the model.

@@ -8,8 +8,11 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rayon::prelude::*;
+
 use crate::learned::Learned;
 
+/// What the file's name begins with; the order of the pieces follows.
 const FILE: &str = "checksums";
 /// What the file begins with; the number is the form's.
 const MAGIC: [u8; 8] = *b"nscrc  1";
@@ -43,9 +46,19 @@ pub struct Counted {
     pub changed: u64,
 }
 
+/// Which pieces a model has. A sum is known by a rank, so it is worth something in one order alone.
+#[derive(Debug, Clone, Copy)]
+pub struct Pieces {
+    /// Panels and blocks.
+    pub count: u64,
+    /// What there is at each rank.
+    pub order: blake3::Hash,
+}
+
 /// The sums of a model's pieces, known by rank.
 pub struct Checksums {
     learned: Learned,
+    file: String,
     note: Option<String>,
     state: Mutex<State>,
 }
@@ -58,23 +71,24 @@ struct State {
 }
 
 impl Checksums {
-    /// The sums of a model of `pieces` pieces, as far as `learned` has them.
-    pub fn open(learned: &Learned, pieces: u64) -> Self {
+    /// The sums of a model's `pieces`, as far as `learned` has them.
+    pub fn open(learned: &Learned, pieces: &Pieces) -> Self {
+        let (file, pieces) = (format!("{FILE}-{:.16}", pieces.order.to_hex()), pieces.count);
         let empty = Sums::new(pieces as usize);
-        let (sums, note) = match learned.read(FILE, empty.read_bytes()) {
+        let (sums, note) = match learned.read(&file, empty.read_bytes()) {
             Some(bytes) => match Sums::decode(&bytes, pieces as usize) {
                 Some(sums) => (sums, None),
                 None => (
                     empty,
                     learned
                         .folder()
-                        .map(|folder| format!("{} is damaged or of another form; sums are taken anew", folder.join(FILE).display())),
+                        .map(|folder| format!("{} is damaged or of another form; sums are taken anew", folder.join(&file).display())),
                 ),
             },
             None => (empty, None),
         };
         let state = State { sums, counted: Counted::default(), unsaved: false, saved_at: Instant::now() };
-        Checksums { learned: learned.clone(), note, state: Mutex::new(state) }
+        Checksums { learned: learned.clone(), file, note, state: Mutex::new(state) }
     }
 
     /// One line to be said: the sums that were there are of no use.
@@ -140,7 +154,7 @@ impl Checksums {
         }
         let ours = state.sums.clone();
         drop(state);
-        let saved = self.learned.update(FILE, ours.read_bytes(), &|old| {
+        let saved = self.learned.update(&self.file, ours.read_bytes(), &|old| {
             let theirs = old.and_then(|bytes| Sums::decode(bytes, ours.sums.len()));
             theirs.map_or_else(|| ours.encode(), |theirs| theirs.joined(&ours).encode())
         });
@@ -169,10 +183,20 @@ impl Checksums {
     }
 }
 
+/// Bytes that one thread sums: who waits for a piece waits for its sum too, so all threads take part.
+const SUMMED_BYTES: usize = 1 << 20;
+
 fn sum(parts: &[&[u8]]) -> u32 {
-    let mut hasher = crc32fast::Hasher::new();
-    parts.iter().for_each(|part| hasher.update(part));
-    hasher.finalize()
+    let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(SUMMED_BYTES)).collect();
+    let of = |chunk: &&[u8]| {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(chunk);
+        hasher
+    };
+    let sums: Vec<crc32fast::Hasher> = if chunks.len() > 1 { chunks.par_iter().map(of).collect() } else { chunks.iter().map(of).collect() };
+    let mut whole = crc32fast::Hasher::new();
+    sums.iter().for_each(|sum| whole.combine(sum));
+    whole.finalize()
 }
 
 /// Sums by rank; a bit says which are known, since every value may be one.
@@ -252,18 +276,22 @@ impl Sums {
 mod tests {
     use super::*;
 
+    fn pieces(count: u64) -> Pieces {
+        Pieces { count, order: blake3::hash(b"one order") }
+    }
+
     fn learned(root: &tempfile::TempDir) -> Learned {
         Learned::open(Some(root.path()), None, "f00d").expect("no file")
     }
 
     fn path(learned: &Learned) -> std::path::PathBuf {
-        learned.folder().expect("made").join(FILE)
+        learned.folder().expect("made").join(format!("{FILE}-{:.16}", pieces(0).order.to_hex()))
     }
 
     #[test]
     fn a_piece_is_recorded_once_and_compared_from_then_on() {
         let root = tempfile::tempdir().expect("a folder");
-        let first = Checksums::open(&learned(&root), 9);
+        let first = Checksums::open(&learned(&root), &pieces(9));
         let sum = crc32fast::hash(b"whole");
         first.check(8, &[b"who", b"le"]).expect("unknown");
         first.check(8, &[b"whole"]).expect("however it is cut");
@@ -272,7 +300,7 @@ mod tests {
         assert!(first.check(0, &[b"x"]).is_err());
         assert_eq!(first.counted(), Counted { recorded: 2, same: 1, changed: 2 });
         first.save().expect("written");
-        let second = Checksums::open(&learned(&root), 9);
+        let second = Checksums::open(&learned(&root), &pieces(9));
         assert_eq!(second.note(), None);
         second.compare(8, &[b"whole"]).expect("the same");
         assert_eq!(second.compare(8, &[b"holes"]).expect_err("others").recorded, sum);
@@ -285,14 +313,14 @@ mod tests {
     #[test]
     fn what_two_record_at_once_is_joined_and_the_first_stays() {
         let root = tempfile::tempdir().expect("a folder");
-        let [a, b] = [(); 2].map(|()| Checksums::open(&learned(&root), 3));
+        let [a, b] = [(); 2].map(|()| Checksums::open(&learned(&root), &pieces(3)));
         a.check(0, &[b"a"]).expect("unknown");
         a.check(1, &[b"a"]).expect("unknown");
         b.check(1, &[b"b"]).expect("unknown to b");
         b.check(2, &[b"b"]).expect("unknown");
         a.save().expect("written");
         b.save().expect("written");
-        let joined = Checksums::open(&learned(&root), 3);
+        let joined = Checksums::open(&learned(&root), &pieces(3));
         [(0, b"a"), (1, b"a"), (2, b"b")].iter().for_each(|(rank, bytes)| joined.check(*rank, &[*bytes]).expect("joined"));
         assert_eq!(joined.counted(), Counted { same: 3, ..Counted::default() });
     }
@@ -300,7 +328,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_these_sums_is_ignored_with_a_line() {
         let root = tempfile::tempdir().expect("a folder");
-        let sums = Checksums::open(&learned(&root), 20);
+        let sums = Checksums::open(&learned(&root), &pieces(20));
         (0..20).for_each(|rank| sums.check(rank, &[b"x"]).expect("unknown"));
         sums.save().expect("written");
         let path = path(&learned(&root));
@@ -313,19 +341,19 @@ mod tests {
         }));
         for bytes in bad {
             std::fs::write(&path, &bytes).expect("written");
-            let sums = Checksums::open(&learned(&root), 20);
+            let sums = Checksums::open(&learned(&root), &pieces(20));
             assert!(sums.note().is_some_and(|note| note.contains("checksums") && !note.contains('\n')), "{bytes:?}");
             sums.check(5, &[b"y"]).expect("unknown");
         }
         std::fs::write(&path, &good).expect("written");
-        assert!(Checksums::open(&learned(&root), 19).note().is_some_and(|note| note.contains("another form")));
-        Checksums::open(&learned(&root), 19).check(5, &[b"y"]).expect("sums of another number of pieces are not these");
-        assert!(Checksums::open(&learned(&root), 20).check(5, &[b"y"]).is_err());
+        assert!(Checksums::open(&learned(&root), &pieces(19)).note().is_some_and(|note| note.contains("another form")));
+        Checksums::open(&learned(&root), &pieces(19)).check(5, &[b"y"]).expect("sums of another number of pieces are not these");
+        assert!(Checksums::open(&learned(&root), &pieces(20)).check(5, &[b"y"]).is_err());
     }
 
     #[test]
     fn without_a_folder_sums_last_as_long_as_the_process() {
-        let sums = Checksums::open(&Learned::nowhere("a test"), 2);
+        let sums = Checksums::open(&Learned::nowhere("a test"), &pieces(2));
         sums.check(1, &[b"x"]).expect("unknown");
         assert!(sums.check(1, &[b"y"]).is_err());
         sums.save().expect("nothing to do");
@@ -334,11 +362,11 @@ mod tests {
     #[test]
     fn every_minute_what_was_recorded_is_saved() {
         let root = tempfile::tempdir().expect("a folder");
-        let sums = Checksums::open(&learned(&root), 3);
+        let sums = Checksums::open(&learned(&root), &pieces(3));
         sums.check(0, &[b"x"]).expect("unknown");
         assert!(!path(&learned(&root)).exists());
         sums.lock().saved_at = Instant::now().checked_sub(SAVE_EVERY).expect("a clock of over a minute");
         sums.check(1, &[b"x"]).expect("unknown");
-        assert!(Checksums::open(&learned(&root), 3).check(1, &[b"y"]).is_err());
+        assert!(Checksums::open(&learned(&root), &pieces(3)).check(1, &[b"y"]).is_err());
     }
 }

@@ -17,7 +17,7 @@ mod verify;
 mod weights;
 
 pub use checkpoint::Checkpoint;
-pub use checksums::{Checksums, Counted, Mismatch};
+pub use checksums::{Checksums, Counted, Mismatch, Pieces};
 pub use disk::{DirectIo, Disk, Files, PageCache};
 pub use extras::{Extras, Names};
 pub use index::Place;

@@ -242,24 +242,9 @@ impl Walk<'_> {
         // A sum of bytes that cannot be right would be held against the right ones later.
         let same = if faults.is_empty() { self.checksums.check(rank, &parts) } else { self.checksums.compare(rank, &parts) };
         if let Err(mismatch) = same {
-            faults.push(format!("{}: {mismatch}; {}", self.piece_words(piece), self.checksums.advice()));
+            faults.push(format!("{}: {mismatch}; {}", self.contents.words(piece), self.checksums.advice()));
         }
         faults
-    }
-
-    /// A piece for a person: its tensors and its files.
-    fn piece_words(&self, piece: Piece) -> String {
-        let extents = self.contents.extents(piece);
-        let mut paths: Vec<String> = extents.iter().map(|e| self.contents.path(e.0.file).display().to_string()).collect();
-        paths.dedup();
-        let which = match piece {
-            Piece::Panel { weight, panel } => {
-                let rows = self.contents.manifest.weight(weight).panel(panel as usize);
-                format!("rows {} to {}", rows.start, rows.end - 1)
-            }
-            Piece::Block { .. } => format!("or one of the {} others of its block", extents.len() - 1),
-        };
-        format!("tensor `{}`, {which}, in {}", self.contents.name(piece, 0), paths.join(", "))
     }
 }
 

@@ -6,7 +6,7 @@ use super::checkpoint::{Checkpoint, Places};
 use super::checksums::Checksums;
 use super::disk::{Disk, Files};
 use super::reader::{Catalogue, Reader};
-use super::{Counters, DirectIo, Element, Keep, Lease, PageCache, Piece, Setup, Store};
+use super::{Counters, DirectIo, Element, Keep, Lease, Method, PageCache, Piece, Setup, Store};
 use crate::error::{Error, Result};
 use crate::model::manifest::WeightId;
 
@@ -33,6 +33,10 @@ enum Kept {
     Here(Lease),
 }
 
+fn locked(slot: &Slot) -> MutexGuard<'_, Kept> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Weights {
     /// Takes the opened shards over.
     pub(super) fn open(checkpoint: Checkpoint, keep: Keep, setup: &Setup, cache: PageCache, checksums: Checksums) -> Result<Self> {
@@ -51,6 +55,11 @@ impl Weights {
         self.disk.direct()
     }
 
+    /// How reads reach the kernel.
+    pub fn method(&self) -> Method {
+        self.reader.method()
+    }
+
     /// The sums of all pieces read so far.
     pub fn checksums(&self) -> &Checksums {
         &self.checksums
@@ -60,45 +69,44 @@ impl Weights {
     fn fetch(&self, piece: Piece) -> Result<Lease> {
         let lease = self.reader.take(piece)?;
         let parts: Vec<&[u8]> = (0..lease.parts.len()).map(|i| lease.part(i)).collect();
-        self.checksums.check(self.places.number(piece), &parts).map_err(|mismatch| {
-            let path = self.places.path(self.places.extents(piece)[0].0.file).display();
-            Error::storage(format!("tensor `{}` in {path}: {mismatch}; {}", self.name(piece, 0), self.checksums.advice()))
-        })?;
+        self.checksums
+            .check(self.places.number(piece), &parts)
+            .map_err(|mismatch| Error::storage(format!("{}: {mismatch}; {}", self.places.words(piece), self.checksums.advice())))?;
         Ok(lease)
     }
 
-    fn slot(&self, piece: Piece) -> Option<MutexGuard<'_, Kept>> {
+    fn slot(&self, piece: Piece) -> Option<&Slot> {
         let rank = self.places.rank(piece) as usize;
-        let slot = match piece {
+        match piece {
             Piece::Panel { .. } => self.panels[rank].as_ref(),
             Piece::Block { .. } => self.blocks.get(rank),
-        };
-        slot.map(|slot| slot.lock().unwrap_or_else(PoisonError::into_inner))
+        }
     }
 }
 
 impl Store for Weights {
     fn want(&self, turn: u64, pieces: &[Piece]) {
-        let unread = |piece: &Piece| match self.slot(*piece) {
+        // Who holds the lock is reading the piece.
+        let unread = |piece: &Piece| match self.slot(*piece).map(Mutex::try_lock) {
             None => true,
-            Some(mut kept) => {
-                let unread = matches!(*kept, Kept::Unread);
-                if unread {
-                    *kept = Kept::Wanted;
-                }
-                unread
+            Some(Ok(mut kept)) if matches!(*kept, Kept::Unread) => {
+                *kept = Kept::Wanted;
+                true
             }
+            Some(_) => false,
         };
         let wanted: Vec<Piece> = pieces.iter().copied().filter(unread).collect();
         self.reader.want(turn, &wanted);
     }
 
     fn ready(&self, piece: Piece) -> bool {
-        self.slot(piece).is_some_and(|kept| matches!(*kept, Kept::Here(_))) || self.reader.ready(piece)
+        let here = self.slot(piece).map(Mutex::try_lock);
+        matches!(here, Some(Ok(kept)) if matches!(*kept, Kept::Here(_))) || self.reader.ready(piece)
     }
 
     fn take(&self, piece: Piece) -> Result<Lease> {
-        let Some(mut kept) = self.slot(piece) else { return self.fetch(piece) };
+        let Some(slot) = self.slot(piece) else { return self.fetch(piece) };
+        let mut kept = locked(slot);
         if let Kept::Here(lease) = &*kept {
             return Ok(lease.clone());
         }
@@ -109,7 +117,7 @@ impl Store for Weights {
 
     fn forget(&self, pieces: &[Piece]) {
         for &piece in pieces {
-            if let Some(mut kept) = self.slot(piece)
+            if let Some(mut kept) = self.slot(piece).map(locked)
                 && matches!(*kept, Kept::Wanted)
             {
                 *kept = Kept::Unread;

@@ -96,7 +96,7 @@ fn open(folder: &tempfile::TempDir) -> Weights {
 
 fn keeping(folder: &tempfile::TempDir, keep: Keep) -> Weights {
     let checkpoint = Checkpoint::open(folder.path(), &manifest()).expect("whole");
-    let checksums = Checksums::open(&Learned::nowhere("a test"), checkpoint.pieces());
+    let checksums = Checksums::open(&Learned::nowhere("a test"), &checkpoint.pieces());
     checkpoint.read(keep, &Setup::new(1 << 14, 1 << 14), PageCache::Use, checksums).expect("can be read")
 }
 

@@ -152,7 +152,7 @@ impl Queue {
         self.strike(piece, key);
         let entry = self.entries.get_mut(&key).expect("in the book until it is delivered");
         entry.claimed = true;
-        entry.on_demand = entry.stage == Stage::Queued;
+        entry.on_demand = !entry.begun && entry.stage != Stage::Whole;
         if entry.stage == Stage::Queued {
             let layout = self.layout(piece);
             let (shelf, len) = (shelf_of(piece), layout.len.next_multiple_of(PAGE));
@@ -234,7 +234,7 @@ impl Queue {
         self.entries.get_mut(&key).expect("in the book").left -= dropped;
     }
 
-    /// The next read of a device; it counts as in flight until [`Queue::ended_with`].
+    /// The next read of a device; it counts as in flight until [`Queue::came_back`].
     pub fn next(&mut self, device: usize) -> Option<Read> {
         if self.ended {
             return None;

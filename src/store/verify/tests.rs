@@ -60,7 +60,7 @@ impl Copy {
 }
 
 fn sums(checkpoint: &Checkpoint) -> Checksums {
-    Checksums::open(&Learned::nowhere("a test"), checkpoint.pieces())
+    Checksums::open(&Learned::nowhere("a test"), &checkpoint.pieces())
 }
 
 fn verified(checkpoint: Checkpoint, sums: &Checksums, threads: usize) -> Verified {
