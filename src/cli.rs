@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   nightshift run pipelines/classify.toml
   nightshift run pipelines/classify.toml --memory 8GiB --set sampling.max_tokens=20
-  nightshift run --model models/demo --input 'docs/*.jsonl' --output out
+  nightshift run --model models/demo --input 'docs/*.jsonl' --output out --set 'input.template={{ text }}'
   nightshift plan pipelines/classify.toml --json
   nightshift verify models/demo
   nightshift doctor models/demo

@@ -50,7 +50,7 @@ impl Findings {
         line("read", &format!("{read} in {seconds:.1} s, {rate:.2} GB/s, {how} ({})", method(v.method)));
         let kept = self.sums.as_ref().map_or(String::new(), |folder| format!(", kept in {folder}"));
         let [recorded, same, changed] = [counted.recorded, counted.same, counted.changed].map(show_count);
-        line("checksums", &format!("{recorded} taken for the first time, {same} as before, {changed} changed{kept}"));
+        line("checksums", &format!("{recorded} taken for the first time, {same} as recorded, {changed} changed{kept}"));
         self.notes.iter().for_each(|note| line("note", note));
         for (name, names) in [("not used", &v.extras.unused), ("copies", &v.extras.copies)] {
             if names.count > 0 {
@@ -65,7 +65,14 @@ impl Findings {
         if untold > 0 {
             line("", &format!("and {} faults more", show_count(untold)));
         }
-        line("verdict", &if v.faults_total == 0 { "no fault found".into() } else { format!("{} faults", show_count(v.faults_total)) });
+        line(
+            "verdict",
+            &if v.faults_total == 0 {
+                "no fault found".into()
+            } else {
+                format!("{} fault{}", show_count(v.faults_total), if v.faults_total == 1 { "" } else { "s" })
+            },
+        );
         text
     }
 }

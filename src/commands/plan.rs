@@ -1,6 +1,7 @@
 //! `nightshift plan`: what would run, without running it.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -11,6 +12,7 @@ use crate::job::Job;
 use crate::machine;
 use crate::memory::Ledger;
 use crate::plan::{Forecast, Limits, Rates, Schedule, allot, forecast};
+use crate::report::show_duration;
 use crate::units::{show_bytes, show_count};
 
 /// Rows that an expert has at a time where arithmetic decides.
@@ -68,15 +70,14 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
     }
     line("tokens", format!("{} of prompts, at most {} generated", show_count(f.prompt_tokens), show_count(f.completion_tokens_max)));
     line("sequences", format!("{} at most in flight", show_count(plan.wave as u64)));
-    line("sweeps", format!("{} at most, of up to {} prompt rows", show_count(f.sweeps), show_count(plan.prefill_rows as u64)));
+    line("sweeps", format!("{} at most, of up to {} prompt tokens", show_count(f.sweeps), show_count(plan.prefill_rows as u64)));
     line(
         "reads",
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
-    let seconds = f.wall_ms.map(|ms| {
-        format!(" without attention over positions; {:.1} hours in all at the rates that `doctor --shape` measured", ms as f64 / 3.6e6)
-    });
-    line("computes", format!("{} GFLOP{}", show_count(f.gflop), seconds.unwrap_or_default()));
+    line("computes", format!("{} GFLOP, attention over positions left out", show_count(f.gflop)));
+    let about = |ms| format!("about {} at the rates that `doctor --shape` measured", show_duration(Duration::from_millis(ms)));
+    line("takes", f.wall_ms.map_or_else(|| "unknown; `nightshift doctor --shape` measures this machine".into(), about));
     line("kernel", prepared.kernels.path().name().into());
     let over = facts::shortage(plan.ledger_total, machine::available_bytes()).map_or_else(String::new, |words| format!("; {words}"));
     line("memory", format!("{} of {}{over}", show_bytes(plan.ledger_total), show_bytes(plan.memory_budget)));
@@ -84,7 +85,7 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         line(&format!("  {}", entry.name), format!("{:>8}  {}", show_bytes(entry.bytes), entry.buys));
     }
     if let Some(words) = with_twice_the_memory(plan, prepared) {
-        line("with twice that", words);
+        line("with twice that", format!("memory: {words}"));
     }
     Ok(text)
 }
@@ -101,7 +102,9 @@ fn with_twice_the_memory(plan: &Plan<'_>, prepared: &Prepared) -> Option<String>
     let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, rates());
     let bytes = |f: &Forecast| f.bytes_trunk.saturating_add(f.bytes_experts);
     let saves = bytes(&f) < bytes(&plan.forecast) / 10 * 9;
-    saves.then(|| format!("{} sweeps, {} read", show_count(f.sweeps), show_bytes(bytes(&f))))
+    saves.then(|| {
+        format!("{} read instead of {}, in {} sweeps", show_bytes(bytes(&f)), show_bytes(bytes(&plan.forecast)), show_count(f.sweeps))
+    })
 }
 
 /// The first row that cannot run, and why; a terminal gets no control characters of the input.

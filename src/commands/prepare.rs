@@ -72,8 +72,8 @@ pub fn refusal(refusal: &plan::Refusal, limits: &Limits, longest: &str) -> Error
     let mib = refusal.smallest_bytes.div_ceil(1 << 20);
     let most = refusal.ledger.lines.iter().find(|l| l.name == refusal.blame).map_or(0, |l| l.bytes);
     Error::refused(format!(
-        "engine.memory is {}, but this job needs at least {mib}MiB; most of it is `{}` ({}){longest}",
-        show_bytes(limits.budget_bytes),
+        "engine.memory is {}MiB, but this job needs at least {mib}MiB; the largest part is `{}` ({}){longest}",
+        limits.budget_bytes >> 20,
         refusal.blame,
         show_bytes(most)
     ))

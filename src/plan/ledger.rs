@@ -138,15 +138,23 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     let (sequences, tokens) = (show_count(wave), show_count(needs.longest));
     ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in flight, each up to {tokens} tokens"));
     let activations = activation_bytes(m, needs, rows, &sizes);
-    ledger.reserve("activations", activations, format!("{} rows in a sweep", show_count(rows)));
+    ledger.reserve("activations", activations, format!("{} tokens in a sweep", show_count(rows)));
     let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wave + 1) } else { 0 };
     ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
     let (kept, rest) = m.panels.split_at(kept_panels as usize);
     let streamed = |panels: &[u64]| panels.iter().filter(|bytes| **bytes > 0).count() as u64;
     let of = show_count(streamed(kept) + streamed(rest));
-    ledger.reserve("resident trunk", kept.iter().sum(), format!("{} of {of} panels are read once", show_count(streamed(kept))));
+    ledger.reserve(
+        "resident trunk",
+        kept.iter().sum(),
+        format!("{} of {of} panels stay; the others are read in every sweep", show_count(streamed(kept))),
+    );
     let of = show_count(m.block_count());
-    ledger.reserve("resident experts", m.block_bytes(kept_blocks), format!("{} of {of} experts are read once", show_count(kept_blocks)));
+    ledger.reserve(
+        "resident experts",
+        m.block_bytes(kept_blocks),
+        format!("{} of {of} experts stay; others are read when they are chosen", show_count(kept_blocks)),
+    );
     let more = read.saturating_sub(ledger.total());
     ledger.reserve("long rows", more, "reading the longest row, before other memory is taken");
     Allotment {

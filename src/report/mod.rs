@@ -8,6 +8,6 @@ mod rehearsal;
 
 pub use checkup::Checkup;
 pub use closing::closing_words;
-pub use progress::{Progress, Screen, Snapshot};
+pub use progress::{Progress, Screen, Snapshot, show_duration};
 pub use reading::Reading;
 pub use rehearsal::{Computed, Rehearsal};

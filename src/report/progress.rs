@@ -208,7 +208,7 @@ fn milliseconds(time: Duration) -> u64 {
 }
 
 /// "45 s", "12 min", "3 h 05 min", "2 d 4 h".
-pub(super) fn show_duration(time: Duration) -> String {
+pub fn show_duration(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     match seconds {

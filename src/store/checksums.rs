@@ -31,7 +31,11 @@ pub struct Mismatch {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "its bytes have changed since they were first read: CRC32 {:08x} now, {:08x} recorded", self.found, self.recorded)
+        write!(
+            f,
+            "its bytes are not those recorded when this model, here or in a copy, was first read: CRC32 {:08x} now, {:08x} then",
+            self.found, self.recorded
+        )
     }
 }
 
@@ -172,8 +176,8 @@ impl Checksums {
     /// What a person may do about a [`Mismatch`].
     pub fn advice(&self) -> String {
         let replaced = match self.learned.folder() {
-            Some(folder) => format!("if it was replaced on purpose, delete {}", folder.display()),
-            None => "if it was replaced on purpose, run again".to_string(),
+            Some(folder) => format!("if these bytes are the right ones, delete {}", folder.display()),
+            None => "if these bytes are the right ones, run again".to_string(),
         };
         format!("the file rotted or was changed: download it again; {replaced}")
     }
