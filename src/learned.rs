@@ -70,7 +70,9 @@ impl Learned {
 
     /// The first bytes of the file `name`, at most `bytes_max` of them, if it is there. They are to be checked.
     pub fn read(&self, name: &str, bytes_max: u64) -> Option<Vec<u8>> {
-        let file = File::open(self.folder.as_ref()?.join(name)).ok()?;
+        let path = self.folder.as_ref()?.join(name);
+        // Opening a pipe would wait for somebody to write.
+        let file = fs::metadata(&path).ok()?.is_file().then(|| File::open(&path))?.ok()?;
         let mut bytes = Vec::new();
         file.take(bytes_max).read_to_end(&mut bytes).ok()?;
         Some(bytes)
@@ -97,6 +99,9 @@ impl Learned {
 }
 
 fn lock_file(folder: &Path) -> io::Result<File> {
+    if fs::metadata(folder.join(LOCK)).is_ok_and(|about| !about.is_file()) {
+        return Err(io::Error::other("its lock is no regular file"));
+    }
     OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(LOCK))
 }
 
@@ -138,6 +143,22 @@ mod tests {
         assert_eq!(names.len(), 2, "{names:?}");
         let other = Learned::open(Some(&root.path().join("deep/er")), None, "cafe").expect("no file");
         assert_eq!(other.read("sums", MOST), None, "another model");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_pipe_in_a_files_place() {
+        let root = tempfile::tempdir().expect("a folder");
+        let learned = open(root.path());
+        let pipe = |name: &str| {
+            let at = learned.folder().expect("made").join(name);
+            let _ = fs::remove_file(&at);
+            rustix::fs::mknodat(rustix::fs::CWD, &at, rustix::fs::FileType::Fifo, rustix::fs::Mode::from(0o600), 0).expect("a pipe");
+        };
+        pipe("sums");
+        assert_eq!(learned.read("sums", MOST), None);
+        pipe(LOCK);
+        assert!(learned.update("sums", MOST, &|_| b"1".to_vec()).expect_err("no lock").contains("no regular file"));
+        assert!(open(root.path()).note().is_some());
     }
 
     #[test]

@@ -86,7 +86,9 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
     let summary = summary(job, &prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
-    let text = unsaved.map_or_else(String::new, |note| format!("{note}\n")) + &closing_words(&summary, folder.root());
+    let text = unsaved
+        .map_or_else(String::new, |note| format!("checksums   the answers are whole, but what was read is not remembered: {note}\n"))
+        + &closing_words(&summary, folder.root());
     Ok(Said { text, code: u8::from(totals.rows_errored > 0) })
 }
 

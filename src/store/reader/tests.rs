@@ -188,6 +188,7 @@ fn smaller_turns_are_read_first_and_what_is_asked_for_before_all() {
         drop(held);
     });
     for i in [0, 3, 1, 2] {
+        soon("it is here", || reader.ready(block(i)));
         places.check(block(i), &reader.take(block(i)).expect("reads"));
     }
     let order: Vec<u64> = disk.log.lock().expect("free").iter().map(|&(_, offset)| offset / 8_192).collect();
