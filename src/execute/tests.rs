@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 mod goldens;
 mod rows;
+mod wants;
 
 use super::feed::{SpanRows, SweepFeed};
 use super::*;
@@ -155,6 +156,25 @@ impl Bench {
         }
     }
 
+    /// The order of work, by so many walkers.
+    fn schedule(&self, grouping: Grouping, wave: usize, prefill_rows: usize, walkers: usize) -> Schedule {
+        let model = self.model.manifest();
+        let state = StateBytes { fixed: model.fixed_floats() as u64 * 4, a_token: model.token_floats() as u64 * 4 };
+        let allotment = Allotment {
+            ledger: Ledger::default(),
+            wave,
+            prefill_rows,
+            state_bytes: u64::MAX,
+            panel_ring_bytes: 0,
+            block_ring_bytes: 0,
+            blocks_in_flight: 1,
+            kept_panels: 0,
+            kept_blocks: 0,
+            walkers: Walkers { most: walkers, rows: 4 },
+        };
+        Schedule::new(self.rows.clone(), grouping, allotment, state)
+    }
+
     /// All events, by row, and the tally.
     fn run(&self, kernels: Kernels, threads: usize, grouping: Grouping, wave: usize, prefill_rows: usize) -> (Vec<Event>, Tally) {
         self.run_with(&Scratch::default(), kernels, threads, grouping, wave, prefill_rows)
@@ -181,21 +201,8 @@ impl Bench {
         wave: usize,
         prefill_rows: usize,
     ) -> Result<(Vec<Event>, Tally)> {
-        let (model, watch) = (self.model.manifest(), Ticks(AtomicI64::new(0)));
-        let state = StateBytes { fixed: model.fixed_floats() as u64 * 4, a_token: model.token_floats() as u64 * 4 };
-        let allotment = Allotment {
-            ledger: Ledger::default(),
-            wave,
-            prefill_rows,
-            state_bytes: u64::MAX,
-            panel_ring_bytes: 0,
-            block_ring_bytes: 0,
-            blocks_in_flight: 1,
-            kept_panels: 0,
-            kept_blocks: 0,
-            walkers: Walkers { most: threads, rows: 4 },
-        };
-        let mut plan = Schedule::new(self.rows.clone(), grouping, allotment, state);
+        let watch = Ticks(AtomicI64::new(0));
+        let mut plan = self.schedule(grouping, wave, prefill_rows, threads);
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         let engine = Engine { scratch: scratch.clone(), ..self.engine(kernels, &watch) };

@@ -175,7 +175,7 @@ impl Drive {
         let _ = fadvise(&self.asked, 0, None, Advice::DontNeed); // advice: what stays is found by `cached`
     }
 
-    /// Of [`SAMPLES`] random pages, how many lie in the page cache; None where the system does not say.
+    /// Of some hundred random pages, how many lie in the page cache; None where the system does not say.
     ///
     /// # Errors
     /// Storage: the file cannot be read.
