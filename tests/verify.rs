@@ -90,8 +90,8 @@ fn a_byte_that_flips_after_the_first_time_is_named() {
     let first = report(&house, &model, 0);
     model.tensor(SECOND, &packed, |bytes| bytes[1_000] ^= 4);
     model.tensor(FIRST, EMBEDDING, |bytes| bytes[512 * 2_001] ^= 1);
-    let panel = [EMBEDDING, "rows 0 to 4095", FIRST, "changed since", "recorded", "download it again", "delete", "cache/nightshift/"];
-    let block = ["experts.7.w1.weight_packed", "5 others of its block", SECOND, "changed since", "recorded", "download it again"];
+    let panel = [EMBEDDING, "rows 0 to 4095", FIRST, "not those recorded", "recorded", "download it again", "delete", "cache/nightshift/"];
+    let block = ["experts.7.w1.weight_packed", "5 others of its block", SECOND, "not those recorded", "recorded", "download it again"];
     faults(&house, &model, &[&panel, &block]);
     let text = verify(&house, &model, &[]);
     assert!(text.out.contains("2 changed") && text.out.contains("verdict     2 faults"), "{text:?}");
