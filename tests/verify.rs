@@ -162,6 +162,20 @@ fn what_is_not_read_is_named() {
 }
 
 #[test]
+fn a_row_of_a_streamed_embedding_that_flips_stops_a_job() {
+    let house = House::new();
+    let model = house.model();
+    model.tensor(FIRST, EMBEDDING, |_| {});
+    let input = house.lines("in.jsonl", &[json!({ "prompt_token_ids": [5, 2_001, 7] })]);
+    let set = model.set();
+    let sets = [&*set, "engine.resident=0", "sampling.max_tokens=1"];
+    house.run(&input, &house.path("first"), &sets).says(0, &[]);
+    house.run(&input, &house.path("again"), &sets).says(0, &[]);
+    model.tensor(FIRST, EMBEDDING, |bytes| bytes[512 * 2_001] ^= 1);
+    house.run(&input, &house.path("after"), &sets).says(5, &[EMBEDDING, "row 2001", FIRST, "not those recorded"]);
+}
+
+#[test]
 fn a_cache_that_cannot_be_used_is_a_line_and_no_fault() {
     let house = House::new();
     let model = house.model();

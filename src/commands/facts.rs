@@ -7,7 +7,7 @@ use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
 use crate::plan::{Limits, ModelFacts, StateBytes};
 use crate::request::RowFacts;
-use crate::store::{Checkpoint, Element, Place, Setup};
+use crate::store::{self, Checkpoint, Element, Setup};
 use crate::units::show_bytes;
 
 const FLOAT: u64 = 4;
@@ -25,23 +25,19 @@ const DEFAULT_SHARE: (u64, u64) = (4, 5);
 
 /// What a float of a recurrent state takes a row: decayed, read for what it holds, written, read for the answer.
 const STATE_FLOP: u64 = 7;
-/// A weight in the index, with its name and shape; a tensor of a block takes a [`Place`] alone.
-const INDEX_BYTES_A_WEIGHT: usize = 160;
 
 /// The model's numbers.
 pub fn of_model(manifest: &Manifest, checkpoint: &Checkpoint, has_tokenizer: bool) -> ModelFacts {
-    of_weights(manifest, &checkpoint.weight_bytes().collect::<Vec<_>>(), checkpoint.index_bytes(), has_tokenizer)
+    of_weights(manifest, &checkpoint.weight_bytes().collect::<Vec<_>>(), has_tokenizer)
 }
 
 /// The numbers of a model of which there is no checkpoint: weights outside blocks taken as bf16, and a tokenizer.
 pub fn of_shape(manifest: &Manifest) -> ModelFacts {
     let weight_bytes: Vec<u64> = manifest.weights.iter().map(|w| (w.rows() * w.cols() * Element::Bf16.bytes()) as u64).collect();
-    let places: usize = manifest.blocks().map(|(_, b)| b.count * b.tensors().len()).sum();
-    let index = places * size_of::<Place>() + manifest.weights.len() * INDEX_BYTES_A_WEIGHT;
-    of_weights(manifest, &weight_bytes, index as u64, true)
+    of_weights(manifest, &weight_bytes, true)
 }
 
-fn of_weights(manifest: &Manifest, weight_bytes: &[u64], index_bytes: u64, has_tokenizer: bool) -> ModelFacts {
+fn of_weights(manifest: &Manifest, weight_bytes: &[u64], has_tokenizer: bool) -> ModelFacts {
     let weights = || manifest.weights.iter().zip(weight_bytes);
     let panels: Vec<u64> = weights().flat_map(|(weight, bytes)| panel_bytes(weight, *bytes)).collect();
     let embedding = manifest.embedding.0 as usize;
@@ -61,7 +57,7 @@ fn of_weights(manifest: &Manifest, weight_bytes: &[u64], index_bytes: u64, has_t
         expert_row_bytes: expert_row as u64 * FLOAT,
         head_row_bytes: (manifest.stream_width + 3 * manifest.hidden + VOCABULARY_GRID) as u64 * FLOAT,
         logits_bytes: manifest.vocab as u64 * FLOAT,
-        index_bytes,
+        index_bytes: store::index_bytes(manifest),
         tokenizer_bytes: if has_tokenizer { manifest.vocab as u64 * TOKENIZER_BYTES_A_TOKEN } else { 0 },
         row_flop: row_flop(manifest),
         head_flop: product_flop(manifest.weight(manifest.head)),

@@ -18,6 +18,12 @@ const SAMPLES: u64 = 16;
 /// What a weight takes in manifest and index: its name and shape, its place.
 const WEIGHT_BYTES: usize = 160;
 
+/// Bytes that the index of a model's checkpoint takes.
+pub fn index_bytes(manifest: &Manifest) -> u64 {
+    let places: usize = manifest.blocks().map(|(_, blocks)| blocks.count * blocks.tensors().len()).sum();
+    (places * size_of::<Place>() + manifest.weights.len() * WEIGHT_BYTES) as u64
+}
+
 /// An opened checkpoint.
 pub struct Checkpoint {
     places: Arc<Places>,
@@ -55,9 +61,9 @@ impl Checkpoint {
         Ok(Checkpoint { places: Arc::new(places), files })
     }
 
-    /// Its panels and blocks, and their order.
+    /// All that has a sum of its own: panels, blocks and rows of the embedding, in this order.
     pub fn pieces(&self) -> Pieces {
-        let Places { manifest, panel_base, block_base, .. } = &*self.places;
+        let manifest = &self.places.manifest;
         let mut order = blake3::Hasher::new();
         for weight in &manifest.weights {
             order.update(format!("{} {:?} {}\n", weight.name, weight.shape, weight.panel_rows).as_bytes());
@@ -65,7 +71,8 @@ impl Checkpoint {
         for (_, blocks) in manifest.blocks() {
             order.update(format!("{} {} {:?}\n", blocks.prefix, blocks.count, blocks.tensors()).as_bytes());
         }
-        Pieces { count: [panel_base, block_base].iter().filter_map(|base| base.last()).sum(), order: order.finalize() }
+        order.update(format!("{} {}\n", manifest.embedding.0, manifest.vocab).as_bytes());
+        Pieces { count: self.places.row_number(manifest.vocab), order: order.finalize() }
     }
 
     /// Bytes of each weight, in the manifest's order.
@@ -73,12 +80,6 @@ impl Checkpoint {
         let Places { index, manifest, .. } = &*self.places;
         let elements = index.weights.iter().map(|w| w.1.bytes() as u64);
         manifest.weights.iter().zip(elements).map(|(w, bytes)| (w.rows() * w.cols()) as u64 * bytes)
-    }
-
-    /// Bytes that the index itself takes.
-    pub fn index_bytes(&self) -> u64 {
-        let places: usize = self.places.index.blocks.iter().map(|b| b.places.len()).sum();
-        (places * size_of::<Place>() + self.places.manifest.weights.len() * WEIGHT_BYTES) as u64
     }
 
     /// Identity of the weights: all headers, and samples of every shard.
@@ -156,6 +157,11 @@ impl Places {
             Piece::Block { .. } => format!("or one of the {} others of its block", extents.len() - 1),
         };
         format!("tensor `{}`, {which}, in {}", self.name(piece, 0), paths.join(", "))
+    }
+
+    /// The number of a row of the embedding, behind those of all pieces.
+    pub fn row_number(&self, row: usize) -> u64 {
+        [&self.panel_base, &self.block_base].iter().filter_map(|base| base.last()).sum::<u64>() + row as u64
     }
 
     /// What lies in the shards beside the model.

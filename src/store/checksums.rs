@@ -53,7 +53,7 @@ pub struct Counted {
 /// Which pieces a model has. A sum is known by a rank, so it is worth something in one order alone.
 #[derive(Debug, Clone, Copy)]
 pub struct Pieces {
-    /// Panels and blocks.
+    /// How many there are.
     pub count: u64,
     /// What there is at each rank.
     pub order: blake3::Hash,
@@ -191,6 +191,11 @@ impl Checksums {
 const SUMMED_BYTES: usize = 1 << 20;
 
 fn sum(parts: &[&[u8]]) -> u32 {
+    if let [part] = parts
+        && part.len() <= SUMMED_BYTES
+    {
+        return crc32fast::hash(part);
+    }
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(SUMMED_BYTES)).collect();
     let of = |chunk: &&[u8]| {
         let mut hasher = crc32fast::Hasher::new();

@@ -16,7 +16,7 @@ mod reader;
 mod verify;
 mod weights;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, index_bytes};
 pub use checksums::{Checksums, Counted, Mismatch, Pieces};
 pub use disk::{DirectIo, Disk, Files, PageCache};
 pub use extras::{Extras, Names};

@@ -136,9 +136,16 @@ impl Store for Weights {
             return Ok(());
         }
         let place = self.places.row(weight, row);
-        self.reader.copy(place, out).map_err(|e| {
-            let path = self.places.path(place.file).display();
-            Error::storage(format!("cannot read `{}` from {path} at byte {}: {e}", w.name, place.offset))
+        let path = || self.places.path(place.file).display();
+        self.reader
+            .copy(place, out)
+            .map_err(|e| Error::storage(format!("cannot read `{}` from {} at byte {}: {e}", w.name, path(), place.offset)))?;
+        if weight != self.places.manifest.embedding {
+            return Ok(()); // what is not gathered by rows has sums of whole panels alone
+        }
+        // A panel's sum needs the whole panel, so a row has its own.
+        self.checksums.check(self.places.row_number(row), &[out]).map_err(|mismatch| {
+            Error::storage(format!("tensor `{}`, row {row}, in {}: {mismatch}; {}", w.name, path(), self.checksums.advice()))
         })
     }
 

@@ -62,7 +62,10 @@ impl Read {
                     return Ok(());
                 }
                 let end = self.run.offset + n as u64;
-                io::Error::new(io::ErrorKind::UnexpectedEof, format!("the file ends at byte {end}, so it has shrunk since the job began"))
+                io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("the file ends at or before byte {end}, so it has shrunk since the job began"),
+                )
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::InvalidInput && disk.refused(self.run.file) => return Ok(()),
