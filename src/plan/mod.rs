@@ -6,6 +6,7 @@
 mod budget;
 mod choose;
 mod facts;
+mod footprint;
 mod forecast;
 mod ledger;
 mod schedule;
@@ -13,6 +14,7 @@ mod weigh;
 
 pub use budget::{Refusal, allot};
 pub use facts::{Limits, ModelFacts, Rates, StateBytes};
+pub use footprint::{BLOCKS_MAX, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, Walkers, expert_rows, need_all, reading_room};
 pub use schedule::{Grouping, Schedule};
