@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::kernels::{Kernels, Matrix, View, ViewMut};
-use crate::model::manifest::{Manifest, StateId, WeightId};
+use crate::model::manifest::{Manifest, StateId, StateSpec, WeightId};
 use crate::model::{Expert, Feed, Mix, Model, Routing, Stream};
 use crate::scratch::{Buffer, Scratch};
 use crate::store::Piece;
@@ -52,7 +52,7 @@ impl Order {
     pub fn of(model: &dyn Model, kernels: Kernels) -> Result<Self> {
         let manifest = model.manifest();
         let layers = manifest.layers.len();
-        let mut asked = Asked { manifest, kernels, scratch: Scratch::default(), turn: 0, panels: Vec::new(), unwanted: 0 };
+        let mut asked = Asked { manifest, kernels, scratch: Scratch::default(), turn: 0, panels: Vec::new(), unwanted: 0, fixed: 0 };
         let mut stream = Stream { data: asked.scratch.take(0), width: manifest.stream_width };
         for layer in 0..layers {
             asked.turn = blocks_turn(layer) - 1;
@@ -73,6 +73,8 @@ struct Asked<'a> {
     turn: u64,
     panels: Vec<(u64, Piece)>,
     unwanted: usize,
+    /// Where the next fixed state may stand in the manifest.
+    fixed: u32,
 }
 
 impl Asked<'_> {
@@ -115,7 +117,11 @@ impl Feed for Asked<'_> {
         Ok(self.scratch.zeros(weight.rows() * weight.cols()))
     }
 
-    fn mix(&mut self, _: StateId, _: &mut [f32], _: &Mix<'_>) -> Result<()> {
+    fn mix(&mut self, state: StateId, _: &mut [f32], _: &Mix<'_>) -> Result<()> {
+        if let StateSpec::Fixed { .. } = self.manifest.states[state.0 as usize] {
+            assert!(state.0 >= self.fixed, "a model asks once for each fixed state, in the manifest's order");
+            self.fixed = state.0 + 1;
+        }
         Ok(())
     }
 
@@ -128,5 +134,66 @@ impl Feed for Asked<'_> {
     fn experts(&mut self, _: &Routing, _: &[f32], _: &mut [f32], _: &Expert<'_>) -> Result<()> {
         self.turn += 2;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Fold;
+    use crate::model::manifest::Layer;
+
+    /// One layer without a weight that asks for some states.
+    struct Asking(Manifest, Vec<u32>);
+
+    impl Asking {
+        /// Of states 0 (appended), 1 and 2 (fixed).
+        fn order(states: &[u32]) -> Result<Order> {
+            let fixed = StateSpec::Fixed { floats: 8, log: 0 };
+            let manifest = Manifest {
+                hidden: 4,
+                vocab: 4,
+                stream_width: 4,
+                row_scratch: 0,
+                weights: Vec::new(),
+                embedding: WeightId(0),
+                head: WeightId(0),
+                ignored: Vec::new(),
+                states: vec![StateSpec::Appended(2), fixed, fixed],
+                layers: vec![Layer { weights: 0..0, states: 0..3, blocks: None }],
+            };
+            Order::of(&Asking(manifest, states.to_vec()), Kernels::detect())
+        }
+    }
+
+    impl Model for Asking {
+        fn manifest(&self) -> &Manifest {
+            &self.0
+        }
+
+        fn layer(&self, _: usize, _: &mut Stream, feed: &mut dyn Feed) -> Result<()> {
+            self.1.iter().try_for_each(|&state| feed.mix(StateId(state), &mut [], &|_, _, _| {}))
+        }
+
+        fn head(&self, _: &Stream, _: &mut dyn Feed, _: &mut Fold<'_>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_appended_state_may_be_asked_for_again() {
+        Asking::order(&[0, 1, 0, 2, 0]).expect("nothing is read");
+    }
+
+    #[test]
+    #[should_panic(expected = "asks once for each fixed state")]
+    fn a_fixed_state_is_asked_for_once() {
+        let _ = Asking::order(&[1, 2, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "in the manifest's order")]
+    fn fixed_states_come_in_the_manifests_order() {
+        let _ = Asking::order(&[2, 1]);
     }
 }

@@ -4,7 +4,12 @@
 //! 128 x 128 is 64 KiB, more than the first cache, and every token passes over it twice. But value channels never meet:
 //! a strip of 64 of them goes through all tokens before the next strip begins. It is copied out for that: where it lies, its
 //! rows are 512 bytes apart and share half of a cache's sets, so that 32 KiB do not stay in 48 (measured: 2.1 us a token).
+//!
+//! A state of 64 KiB need not be written down after each token: decay, k and the change w, 1.5 KiB, lead from an older state
+//! to the same bits, since the sums over the state that made w are not summed again.
 #![allow(unsafe_code)] // Heads write their columns of shared rows in parallel.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -34,24 +39,58 @@ pub struct Delta<'a> {
     pub tokens: usize,
 }
 
+/// Inputs of [`Kernels::delta_replay`]: of each token what changed the state, head h at h * d of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Replay<'a> {
+    /// Where the state was corrected.
+    pub k: View<'a>,
+    /// Factor of each key channel.
+    pub decay: View<'a>,
+    /// The changes that [`Kernels::delta_rule`] handed out.
+    pub change: View<'a>,
+    /// Key channels of a head, and value channels.
+    pub d: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Rows.
+    pub tokens: usize,
+}
+
 impl Kernels {
     /// state [heads, d (key), d (value)]; per token and head, i ascending in every sum, each a chain of fused multiply-adds from 0:
     /// `S[i] *= decay[i]; w = beta * (v - sum k[i] S[i]); S[i] += k[i] w; out = sum q[i] S[i]`. An out row is a token, head h at h * d.
+    /// The w go to `changes` where they are wanted, in rows like those of out.
     ///
     /// # Panics
     /// When a view or the state is shorter than its shape says.
-    pub fn delta_rule(&self, state: &mut [f32], delta: &Delta, out: ViewMut) {
+    pub fn delta_rule(&self, state: &mut [f32], delta: &Delta, out: ViewMut, changes: Option<ViewMut>) {
         let Delta { d, heads, tokens, .. } = *delta;
-        assert_eq!(state.len(), heads * d * d, "delta_rule: state is not [heads, d, d]");
+        let strides = [Some(out.stride), changes.as_ref().map(|c| c.stride)];
+        assert!(tokens < 2 || strides.into_iter().flatten().all(|s| s >= heads * d), "delta_rule: rows of out or changes overlap");
+        let rule = Rule { delta, out: out.target(), changes: changes.map(ViewMut::target) };
+        self.each_head(state, (d, heads, tokens), tokens * heads * d * d * 8, &rule);
+    }
+
+    /// Brings a state to where [`Kernels::delta_rule`] brought it, bit for bit, by the changes that it handed out:
+    /// `S[i] *= decay[i]; S[i] += k[i] w`.
+    ///
+    /// # Panics
+    /// When a view or the state is shorter than its shape says.
+    pub fn delta_replay(&self, state: &mut [f32], replay: &Replay) {
+        let Replay { d, heads, tokens, .. } = *replay;
+        self.each_head(state, (d, heads, tokens), tokens * heads * d * d * 3, replay);
+    }
+
+    /// Takes the state of each head through all tokens.
+    fn each_head<T: Token>(&self, state: &mut [f32], (d, heads, tokens): (usize, usize, usize), operations: usize, token: &T) {
+        assert_eq!(state.len(), heads * d * d, "the delta rule's state is not [heads, d, d]");
         if state.is_empty() || tokens == 0 {
             return;
         }
-        assert!(tokens == 1 || out.stride >= heads * d, "delta_rule: rows of out overlap");
-        let out = &out.target();
         let task = |(head, state): (usize, &mut [f32])| {
-            scratch::with(d * WIDEST, |lines| self.run(Head { state, head, delta, out, lines }));
+            scratch::with(d * WIDEST, |lines| self.run(Head { state, head, d, tokens, token, lines }));
         };
-        if parallel::worth(tokens * heads * d * d * 8) {
+        if parallel::worth(operations) {
             state.par_chunks_mut(d * d).with_max_len(1).enumerate().for_each(task);
         } else {
             state.chunks_mut(d * d).enumerate().for_each(task);
@@ -62,26 +101,32 @@ impl Kernels {
 /// Chunks of value channels in the widest strip.
 const WIDEST: usize = 4;
 
+/// What a token does to a strip of a head's state.
+trait Token: Sync {
+    /// W chunks of value channels, `columns` of them in use; a token's row of all heads holds them at those places.
+    fn take<L: Lanes, const W: usize>(&self, strip: &mut [[Line; W]], t: usize, head: usize, columns: Range<usize>);
+}
+
 /// One head, all tokens.
-struct Head<'a> {
+struct Head<'a, T> {
     state: &'a mut [f32],
     head: usize,
-    delta: &'a Delta<'a>,
-    out: &'a Target<'a>,
+    d: usize,
+    tokens: usize,
+    token: &'a T,
     lines: &'a mut [Line],
 }
 
-impl Operation for Head<'_> {
+impl<T: Token> Operation for Head<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(mut self) {
         let lines = std::mem::take(&mut self.lines);
-        let d = self.delta.d;
         let mut from = 0;
-        while from < d {
+        while from < self.d {
             from += LANES
-                * match (d - from).div_ceil(LANES) {
+                * match (self.d - from).div_ceil(LANES) {
                     1 => self.strip::<L, 1>(from, lines),
                     2 | 3 => self.strip::<L, 2>(from, lines), // one chain alone waits four cycles a step
                     _ => self.strip::<L, WIDEST>(from, lines),
@@ -90,25 +135,18 @@ impl Operation for Head<'_> {
     }
 }
 
-impl<'a> Head<'a> {
+impl<T: Token> Head<'_, T> {
     /// W chunks of value channels from `from` on, through all tokens. Returns W.
     #[inline(always)]
     fn strip<L: Lanes, const W: usize>(&mut self, from: usize, lines: &mut [Line]) -> usize {
-        let (d, at) = (self.delta.d, self.head * self.delta.d);
+        let (d, at) = (self.d, self.head * self.d);
         let width = (d - from).min(W * LANES);
         let strip = &mut lines.as_chunks_mut::<W>().0[..d];
         for (row, lines) in self.state.chunks_exact(d).zip(strip.iter_mut()) {
             store(load::<L, W>(&row[from..from + width]), lines);
         }
-        for t in 0..self.delta.tokens {
-            let part = |view: View<'a>| &view.row(t, at + d)[at..];
-            let (q, k, decay) = (part(self.delta.q), part(self.delta.k), part(self.delta.decay));
-            let v = load::<L, W>(&part(self.delta.v)[from..from + width]);
-            let beta = L::splat(self.delta.beta.row(t, self.head + 1)[self.head]);
-            let mut values = [Line([0.0; LANES]); W];
-            store(step::<L, W>(strip, [q, k, decay], v, beta), &mut values);
-            // SAFETY: this head's columns belong to this task alone, and rows do not overlap.
-            unsafe { self.out.write(t, at + from, &numbers(&values)[..width]) };
+        for t in 0..self.tokens {
+            self.token.take::<L, W>(strip, t, self.head, at + from..at + from + width);
         }
         for (row, lines) in self.state.chunks_exact_mut(d).zip(strip.iter()) {
             row[from..from + width].copy_from_slice(&numbers(lines)[..width]);
@@ -117,9 +155,57 @@ impl<'a> Head<'a> {
     }
 }
 
-/// One token: q, k and decay are `[d]`. Returns what the strip answers.
+/// The delta rule, and where its results go.
+struct Rule<'a> {
+    delta: &'a Delta<'a>,
+    out: Target<'a>,
+    changes: Option<Target<'a>>,
+}
+
+impl Token for Rule<'_> {
+    #[inline(always)]
+    fn take<L: Lanes, const W: usize>(&self, strip: &mut [[Line; W]], t: usize, head: usize, columns: Range<usize>) {
+        let Delta { q, k, v, decay, beta, d, .. } = *self.delta;
+        let inputs = [q, k, decay].map(|view| part(view, t, head, d));
+        let v = load::<L, W>(&v.row(t, columns.end)[columns.clone()]);
+        let beta = L::splat(beta.row(t, head + 1)[head]);
+        let (change, answer) = step::<L, W>(strip, inputs, v, beta);
+        let write = |to: &Target, values: [L; W]| {
+            let mut lines = [Line([0.0; LANES]); W];
+            store(values, &mut lines);
+            // SAFETY: this head's columns belong to this task alone, and rows do not overlap.
+            unsafe { to.write(t, columns.start, &numbers(&lines)[..columns.len()]) };
+        };
+        write(&self.out, answer);
+        if let Some(changes) = &self.changes {
+            write(changes, change);
+        }
+    }
+}
+
+impl Token for Replay<'_> {
+    #[inline(always)]
+    fn take<L: Lanes, const W: usize>(&self, strip: &mut [[Line; W]], t: usize, head: usize, columns: Range<usize>) {
+        let [k, decay] = [self.k, self.decay].map(|view| part(view, t, head, self.d));
+        let change = load::<L, W>(&self.change.row(t, columns.end)[columns]);
+        for ((row, &k), &decay) in strip.iter_mut().zip(k).zip(decay) {
+            for c in 0..W {
+                let s = L::load(&row[c].0).mul(L::splat(decay)); // rounded here, as in `step`
+                L::splat(k).fma(change[c], s).store(&mut row[c].0);
+            }
+        }
+    }
+}
+
+/// A head's `[d]` of token t.
 #[inline(always)]
-fn step<L: Lanes, const W: usize>(strip: &mut [[Line; W]], inputs: [&[f32]; 3], v: [L; W], beta: L) -> [L; W] {
+fn part<'a>(view: View<'a>, t: usize, head: usize, d: usize) -> &'a [f32] {
+    &view.row(t, (head + 1) * d)[head * d..]
+}
+
+/// One token: q, k and decay are `[d]`. Returns how the strip changed along k, and what it answers.
+#[inline(always)]
+fn step<L: Lanes, const W: usize>(strip: &mut [[Line; W]], inputs: [&[f32]; 3], v: [L; W], beta: L) -> ([L; W], [L; W]) {
     let [q, k, decay] = inputs;
     let mut seen = [L::splat(0.0); W];
     for ((row, &k), &decay) in strip.iter_mut().zip(k).zip(decay) {
@@ -141,7 +227,7 @@ fn step<L: Lanes, const W: usize>(strip: &mut [[Line; W]], inputs: [&[f32]; 3], 
             s.store(&mut row[c].0);
         }
     }
-    answer
+    (change, answer)
 }
 
 /// At most W chunks, the rest filled with zeros.
@@ -173,6 +259,8 @@ fn store<L: Lanes, const W: usize>(values: [L; W], to: &mut [Line; W]) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::tests::{all, noise, same};
     use super::*;
 
@@ -191,13 +279,24 @@ mod tests {
             Problem { d, heads, inputs, beta: noise(5, tokens * heads) }
         }
 
-        fn run(&self, kernels: Kernels, state: &mut [f32], out: &mut [f32], from: usize, to: usize) {
-            let (d, heads) = (self.d, self.heads);
-            let view = |data| View { data, start: from * heads * d, stride: heads * d };
-            let [q, k, v, decay] = self.inputs.each_ref().map(|x| view(x));
+        fn view<'a>(&self, data: &'a [f32], from: usize) -> View<'a> {
+            View { data, start: from * self.heads * self.d, stride: self.heads * self.d }
+        }
+
+        /// Writes to `out` and to `changes`, both of all tokens.
+        fn run(&self, kernels: Kernels, state: &mut [f32], [out, changes]: [&mut [f32]; 2], range: Range<usize>) {
+            let (d, heads, from) = (self.d, self.heads, range.start);
+            let [q, k, v, decay] = self.inputs.each_ref().map(|x| self.view(x, from));
             let beta = View { data: &self.beta, start: from * heads, stride: heads };
-            let delta = Delta { q, k, v, decay, beta, d, heads, tokens: to - from };
-            kernels.delta_rule(state, &delta, ViewMut { data: out, start: from * heads * d, stride: heads * d });
+            let delta = Delta { q, k, v, decay, beta, d, heads, tokens: range.len() };
+            let [out, changes] = [out, changes].map(|data| ViewMut { data, start: from * heads * d, stride: heads * d });
+            kernels.delta_rule(state, &delta, out, Some(changes));
+        }
+
+        fn replay(&self, kernels: Kernels, state: &mut [f32], changes: &[f32], range: Range<usize>) {
+            let [k, decay, change] = [&self.inputs[1], &self.inputs[3], changes].map(|x| self.view(x, range.start));
+            let replay = Replay { k, decay, change, d: self.d, heads: self.heads, tokens: range.len() };
+            kernels.delta_replay(state, &replay);
         }
 
         /// The definition, in plain loops.
@@ -232,11 +331,39 @@ mod tests {
             let want = problem.plainly(&mut want_state, tokens);
             for kernels in all() {
                 for cut in 0..=tokens {
-                    let (mut state, mut out) = (start.clone(), vec![0.0; want.len()]);
-                    problem.run(kernels, &mut state, &mut out, 0, cut);
-                    problem.run(kernels, &mut state, &mut out, cut, tokens);
+                    let (mut state, mut out, mut changes) = (start.clone(), vec![0.0; want.len()], vec![0.0; want.len()]);
+                    problem.run(kernels, &mut state, [&mut out, &mut changes], 0..cut);
+                    problem.run(kernels, &mut state, [&mut out, &mut changes], cut..tokens);
                     assert!(same(&out, &want) && same(&state, &want_state), "d {d}, cut {cut}, {:?}", kernels.path());
                 }
+            }
+        }
+    }
+
+    proptest! {
+        /// An older state and what has changed it since, replayed at once or in two parts, are the state of steps straight on.
+        #[test]
+        fn changes_lead_from_an_older_state_to_the_same_bits(
+            d in 1usize..70,
+            heads in 1usize..4,
+            tokens in 1usize..20,
+            cuts in (0usize..20, 0usize..20, 0usize..20),
+        ) {
+            let mut cuts = [cuts.0 % (tokens + 1), cuts.1 % (tokens + 1), cuts.2 % (tokens + 1)];
+            cuts.sort_unstable();
+            let [old, between, now] = cuts;
+            let problem = Problem::new(d, heads, tokens);
+            let start = noise(9, heads * d * d);
+            let mut straight = start.clone();
+            problem.plainly(&mut straight, now);
+            for kernels in all() {
+                let (mut state, mut out, mut changes) = (start.clone(), vec![0.0; tokens * heads * d], vec![0.0; tokens * heads * d]);
+                problem.run(kernels, &mut state, [&mut out, &mut changes], 0..old);
+                let mut replayed = state.clone();
+                problem.run(kernels, &mut state, [&mut out, &mut changes], old..now);
+                problem.replay(kernels, &mut replayed, &changes, old..between);
+                problem.replay(kernels, &mut replayed, &changes, between..now);
+                prop_assert!(same(&state, &straight) && same(&replayed, &straight), "{:?}", kernels.path());
             }
         }
     }

@@ -32,7 +32,7 @@ mod transposed;
 mod view;
 
 pub use attend::Attention;
-pub use delta::Delta;
+pub use delta::{Delta, Replay};
 pub use fold::Folded;
 pub use matrix::{Data, Matrix, mxfp4_has_nan};
 pub use parallel::spread;

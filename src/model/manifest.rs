@@ -117,8 +117,13 @@ impl Blocks {
 /// What a sequence leaves behind in one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateSpec {
-    /// So many floats, zero before the first token.
-    Fixed(usize),
+    /// So much, whatever the sequence's length.
+    Fixed {
+        /// Floats of all of it, zero before the first token.
+        floats: usize,
+        /// Floats of a token's record; the records of the tokens since bring an older state to a later one, bit for bit. 0: it keeps none.
+        log: usize,
+    },
     /// So many floats appended a token.
     Appended(usize),
 }
@@ -153,7 +158,7 @@ pub struct Manifest {
     pub head: WeightId,
     /// What the names of tensors that do not matter here begin with.
     pub ignored: Vec<&'static str>,
-    /// Every state of a sequence.
+    /// Every state of a sequence, in order of use.
     pub states: Vec<StateSpec>,
     /// Layers in order.
     pub layers: Vec<Layer>,
@@ -175,7 +180,7 @@ impl Manifest {
 
     /// Floats of a sequence's states that do not depend on its length.
     pub fn fixed_floats(&self) -> usize {
-        self.states.iter().map(|s| if let StateSpec::Fixed(n) = s { *n } else { 0 }).sum()
+        self.states.iter().map(|s| if let StateSpec::Fixed { floats, .. } = s { *floats } else { 0 }).sum()
     }
 
     /// Floats that a token adds to its sequence's states.

@@ -51,6 +51,11 @@ pub struct StateView<'a> {
     pub first: usize,
     /// A fixed state: all of it. An appended one: rows 0 to the span's end, of which those of this span are to be written.
     pub data: &'a mut [f32],
+    /// Of a fixed state with a log: [n, log], the records of the n positions before `first` that `data` does not know of yet.
+    /// They are to be replayed before anything else; most often there is none.
+    pub past: &'a [f32],
+    /// Of a fixed state with a log, where it is wanted: [rows, log], to be filled with the records of the span's rows.
+    pub log: Option<&'a mut [f32]>,
 }
 
 /// One routed expert of the layer at hand, for as long as it is lent.
@@ -92,6 +97,9 @@ pub trait Feed {
     fn vector(&mut self, w: WeightId) -> Result<Buffer>;
 
     /// Calls `f` once a span with the span's state; y is [rows, width] for some width.
+    ///
+    /// A fixed state is asked for once in a sweep, and a layer's in the manifest's order, so that the states of many sequences can pass
+    /// through little memory. An appended one stays for its layer, which may ask for it several times.
     ///
     /// # Errors
     /// A state cannot be had.

@@ -2,7 +2,7 @@
 
 use crate::model::kimi_k3::config::Config;
 use crate::model::manifest::{Blocks, Layer, Manifest, Part, PartFormat, StateId, StateSpec, Weight, WeightId, panel_rows};
-use crate::model::nn::{Glu, Kda, Mla, Moe, Sums, VOCABULARY_GRID};
+use crate::model::nn::{Glu, KDA_RECORD, Kda, Mla, Moe, Sums, VOCABULARY_GRID};
 
 /// Where the weights of one layer stand in the manifest.
 pub struct LayerWeights {
@@ -86,7 +86,7 @@ fn mla_group(c: &Config, panel_bytes: usize) -> usize {
 /// Most scratch floats a row, by the parts of a layer that are alive together.
 fn row_scratch(c: &Config, panel_bytes: usize) -> usize {
     let group = head_group(panel_bytes, c.kda.heads, c.kda.width, c.hidden) * c.kda.width;
-    let kda = c.hidden + c.kda.width + c.kda.heads + 6 * group + c.kda.heads * c.kda.width;
+    let kda = c.hidden + c.kda.width + c.kda.heads + 8 * group + c.kda.heads * c.kda.width;
     let m = &c.mla;
     let a_head = 2 * m.key + m.shared_key + (m.latent + m.shared_key) + m.latent + 2 * m.value;
     let mla = c.hidden + 2 * m.query_rank + 2 * m.latent + m.shared_key + mla_group(c, panel_bytes) * a_head + m.heads * m.value;
@@ -198,8 +198,7 @@ impl Builder<'_> {
             g: by_heads(self, "g", hidden),
             o_norm: self.vector(&format!("{at}.o_norm.weight"), k.width),
             o: self.matrix(&format!("{at}.o_proj.weight"), hidden, wide, 1),
-            tails: self.state(StateSpec::Fixed(3 * (k.taps - 1) * wide)),
-            matrix: self.state(StateSpec::Fixed(k.heads * k.width * k.width)),
+            states: (0..wide).step_by(group).map(|first| self.delta_state(group.min(wide - first))).collect(),
             heads: k.heads,
             width: k.width,
             taps: k.taps,
@@ -207,6 +206,12 @@ impl Builder<'_> {
             gate_lower_bound: k.gate_lower_bound,
             eps: self.c.eps,
         })
+    }
+
+    /// The state of a group of heads with so many channels.
+    fn delta_state(&mut self, channels: usize) -> StateId {
+        let floats = channels * (3 * (self.c.kda.taps - 1) + self.c.kda.width);
+        self.state(StateSpec::Fixed { floats, log: KDA_RECORD * channels })
     }
 
     fn mla(&mut self, at: &str) -> Attention {

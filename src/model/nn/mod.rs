@@ -7,7 +7,7 @@ mod moe;
 mod sums;
 
 pub use glu::{Glu, Situ};
-pub use kda::Kda;
+pub use kda::{Kda, RECORD as KDA_RECORD};
 pub use mla::Mla;
 pub use moe::Moe;
 pub use sums::Sums;
