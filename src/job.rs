@@ -103,6 +103,10 @@ pub struct EngineSection {
     pub kernel: Option<KernelName>,
     /// The folder for what is learned of models; the user's cache folder where unset.
     pub cache: Option<PathBuf>,
+    /// The folder for states that do not fit memory; the job's own where unset.
+    pub scratch: Option<PathBuf>,
+    /// Most bytes of states that may be written there; 0 for none at all.
+    pub scratch_write_limit_bytes: Option<u64>,
 }
 
 /// `[output]`.

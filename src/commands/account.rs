@@ -46,6 +46,8 @@ pub fn summary(
         bytes_read: read.bytes(),
         bytes_read_trunk: read.trunk_bytes,
         bytes_read_experts: read.expert_bytes,
+        bytes_state_read: tally.states.read_bytes,
+        bytes_state_written: tally.states.written_bytes,
         blocks: Blocks {
             resident: tally.expert_loads.saturating_sub(read.blocks_read()),
             prefetched_used: read.blocks_used,

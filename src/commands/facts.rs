@@ -2,10 +2,10 @@
 
 use crate::job::EngineSection;
 use crate::machine;
-use crate::model::manifest::{Blocks, Manifest, Weight, WeightId};
+use crate::model::manifest::{Blocks, Layer, Manifest, StateSpec, Weight, WeightId};
 use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
-use crate::plan::{Limits, ModelFacts, StateBytes};
+use crate::plan::{Limits, ModelFacts, Scratch, StateBytes};
 use crate::request::RowFacts;
 use crate::store::{self, Checkpoint, Element, Setup};
 use crate::units::show_bytes;
@@ -51,7 +51,7 @@ fn of_weights(manifest: &Manifest, weight_bytes: &[u64], has_tokenizer: bool) ->
         embedding_row_bytes: (weight_bytes[embedding] / manifest.vocab as u64).next_multiple_of(SECTOR) + SECTOR,
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
         block_room_bytes: manifest.blocks().map(|(_, b)| Setup::room_bytes(b.bytes() as u64, b.tensors().len() as u64)).max().unwrap_or(0),
-        state: StateBytes { fixed: manifest.fixed_floats() as u64 * FLOAT, a_token: manifest.token_floats() as u64 * FLOAT },
+        state: state_bytes(manifest),
         stream_row_bytes: manifest.stream_width as u64 * FLOAT,
         layer_row_bytes: manifest.row_scratch as u64 * FLOAT,
         expert_row_bytes: expert_row as u64 * FLOAT,
@@ -62,6 +62,25 @@ fn of_weights(manifest: &Manifest, weight_bytes: &[u64], has_tokenizer: bool) ->
         row_flop: row_flop(manifest),
         head_flop: product_flop(manifest.weight(manifest.head)),
         pair_flop: 0, // how many heads attend is the model's own: the list of states does not tell
+    }
+}
+
+/// What a sequence leaves behind.
+fn state_bytes(manifest: &Manifest) -> StateBytes {
+    let fixed =
+        || manifest.states.iter().filter_map(|spec| if let StateSpec::Fixed { floats, log } = *spec { Some((floats, log)) } else { None });
+    let appended = |layer: &Layer| {
+        let states = &manifest.states[layer.states.start as usize..layer.states.end as usize];
+        states.iter().map(|spec| if let StateSpec::Appended(floats) = *spec { floats } else { 0 }).sum::<usize>()
+    };
+    let bytes = |floats: usize| floats as u64 * FLOAT;
+    StateBytes {
+        fixed: bytes(manifest.fixed_floats()),
+        a_token: bytes(manifest.token_floats()),
+        log: bytes(fixed().map(|(_, log)| log).sum()),
+        piece: bytes(fixed().map(|(floats, _)| floats).max().unwrap_or(0)),
+        piece_log: bytes(fixed().map(|(_, log)| log).max().unwrap_or(0)),
+        layer_token: bytes(manifest.layers.iter().map(appended).max().unwrap_or(0)),
     }
 }
 
@@ -118,6 +137,8 @@ pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, row
         blocks_in_flight: blocks_in_flight(threads(engine), model) as u64,
         threads: threads(engine),
         reading_bytes: 0,
+        scratch: Scratch::default(),
+        rates: None,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
 }

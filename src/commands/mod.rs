@@ -8,6 +8,7 @@ pub mod plan;
 mod prepare;
 mod rehearse;
 pub mod run;
+mod scratch;
 pub mod verify;
 
 /// What a command leaves for `main` to print, and its exit code.

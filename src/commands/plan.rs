@@ -11,12 +11,9 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine;
 use crate::memory::Ledger;
-use crate::plan::{Forecast, Limits, Rates, Schedule, allot, forecast};
+use crate::plan::{Forecast, Limits, Schedule, States, allot, forecast};
 use crate::report::show_duration;
 use crate::units::{show_bytes, show_count};
-
-/// Rows that an expert has at a time where arithmetic decides.
-const EXPERT_ROWS: f64 = 64.0;
 
 /// More rows are not planned a second time for a comparison.
 const COMPARED_ROWS: usize = 100_000;
@@ -27,7 +24,10 @@ struct Plan<'a> {
     #[serde(flatten)]
     forecast: Forecast,
     wave: usize,
+    pool: usize,
     prefill_rows: usize,
+    states: States,
+    scratch_bytes: u64,
     memory_budget: u64,
     ledger_total: u64,
     ledger: &'a Ledger,
@@ -43,9 +43,12 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
     let (prepared, _) = prepare(job, state.path())?;
     let allotment = prepared.schedule.allotment();
     let plan = Plan {
-        forecast: forecast(prepared.schedule.clone(), &prepared.facts, rates()),
+        forecast: forecast(prepared.schedule.clone(), &prepared.facts, prepared.limits.rates),
         wave: allotment.wave,
+        pool: allotment.pool,
         prefill_rows: allotment.prefill_rows,
+        states: allotment.states,
+        scratch_bytes: scratch_bytes(&prepared),
         memory_budget: prepared.limits.budget_bytes,
         ledger_total: allotment.ledger.total(),
         ledger: &allotment.ledger,
@@ -69,12 +72,16 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         line("  first of them", fault);
     }
     line("tokens", format!("{} of prompts, at most {} generated", show_count(f.prompt_tokens), show_count(f.completion_tokens_max)));
-    line("sequences", format!("{} at most in flight", show_count(plan.wave as u64)));
+    line(
+        "sequences",
+        format!("{} at most decode together, {} at most have begun", show_count(plan.wave as u64), show_count(plan.pool as u64)),
+    );
     line("sweeps", format!("{} at most, of up to {} prompt tokens", show_count(f.sweeps), show_count(plan.prefill_rows as u64)));
     line(
         "reads",
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
+    line("states", states(plan, prepared));
     line("computes", format!("{} GFLOP, attention over positions left out", show_count(f.gflop)));
     let about = |ms| format!("about {} at the rates that `doctor --shape` measured", show_duration(Duration::from_millis(ms)));
     line("takes", f.wall_ms.map_or_else(|| "unknown; `nightshift doctor --shape` measures this machine".into(), about));
@@ -90,6 +97,37 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
     Ok(text)
 }
 
+/// What the states take on their disk.
+fn scratch_bytes(prepared: &Prepared) -> u64 {
+    match prepared.schedule.allotment() {
+        allotment if allotment.states == States::Memory => 0,
+        allotment => (allotment.pool as u64).saturating_mul(prepared.limits.scratch.slot_bytes),
+    }
+}
+
+/// Where states lie, and what it costs.
+fn states(plan: &Plan<'_>, prepared: &Prepared) -> String {
+    let f = &plan.forecast;
+    let lie = match plan.states {
+        States::Memory => return "in memory".into(),
+        States::Parked => "on disk while a row waits, in memory while it is answered",
+        States::Passing => "on disk, in memory while their layer is swept",
+    };
+    let limit = prepared
+        .limits
+        .scratch
+        .write_limit_bytes
+        .map_or_else(|| "no limit is set".into(), |most| format!("the limit is {}", show_bytes(most)));
+    let a_token = f.bytes_state_written / (f.prompt_tokens + f.completion_tokens_max).max(1);
+    format!(
+        "{lie}: {} of disk, {} read, {} written ({} a token; {limit})",
+        show_bytes(plan.scratch_bytes),
+        show_bytes(f.bytes_state_read),
+        show_bytes(f.bytes_state_written),
+        show_bytes(a_token)
+    )
+}
+
 /// What twice the memory would save, where that is something and soon told.
 fn with_twice_the_memory(plan: &Plan<'_>, prepared: &Prepared) -> Option<String> {
     let (schedule, m) = (&prepared.schedule, &prepared.facts);
@@ -99,7 +137,7 @@ fn with_twice_the_memory(plan: &Plan<'_>, prepared: &Prepared) -> Option<String>
     }
     let limits = Limits { budget_bytes: prepared.limits.budget_bytes.saturating_mul(2), ..prepared.limits.clone() };
     let allotment = allot(rows, schedule.grouping(), m, &limits).ok()?;
-    let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, rates());
+    let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, limits.rates);
     let bytes = |f: &Forecast| f.bytes_trunk.saturating_add(f.bytes_experts);
     let saves = bytes(&f) < bytes(&plan.forecast) / 10 * 9;
     saves.then(|| {
@@ -114,10 +152,4 @@ fn first_fault(prepared: &Prepared) -> Result<Option<String>> {
     let id: String = request.id.chars().take(60).collect();
     let words = request.fault.map(|fault| format!("`{id}`: {}: {}", fault.code, fault.message));
     Ok(words.map(|words| words.replace(char::is_control, "\u{fffd}")))
-}
-
-/// This machine's rates; unknown until `doctor --shape` has measured them.
-fn rates() -> Option<Rates> {
-    let measured = machine::Rates::load(&machine::cache_folder()?)?;
-    Some(Rates { disk_bytes_per_s: measured.disk_bytes_per_s()? as u64, flops_per_s: measured.expert_flops_per_s(EXPERT_ROWS) as u64 })
 }

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use super::facts;
+use super::{facts, scratch};
 use crate::error::{Error, Kind, Result};
 use crate::input::{self, Ingested};
 use crate::job::Job;
 use crate::kernels::{self, Kernels, Path as KernelPath};
+use crate::machine;
 use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
@@ -50,6 +51,8 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let rows = std::mem::take(&mut input.facts);
     let mut limits = facts::limits(&job.engine, budget_bytes, job.output.rows_per_part, &rows, &facts);
     limits.reading_bytes = input.row_bytes;
+    limits.scratch = scratch::facts_of(job, manifest, &rows, facts.state)?;
+    limits.rates = machine_rates();
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }
@@ -57,6 +60,18 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let schedule = Schedule::new(rows, job.grouping, allotment, facts.state);
     let prepared = Prepared { config: blake3::hash(&config), model, tokenizer, input, facts, limits, schedule, kernels };
     Ok((prepared, checkpoint))
+}
+
+/// Rows that an expert has at a time where arithmetic decides.
+const EXPERT_ROWS: f64 = 64.0;
+
+/// This machine's rates; unknown until `doctor --shape` has measured them.
+fn machine_rates() -> Option<plan::Rates> {
+    let measured = machine::Rates::load(&machine::cache_folder()?)?;
+    Some(plan::Rates {
+        disk_bytes_per_s: measured.disk_bytes_per_s()? as u64,
+        flops_per_s: measured.expert_flops_per_s(EXPERT_ROWS) as u64,
+    })
 }
 
 /// The row that may take most tokens, for a message.

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use super::Said;
 use super::doctor::encode;
-use super::facts;
 use super::prepare::refusal;
+use super::{facts, scratch};
 use crate::cli::DoctorArgs;
 use crate::error::{Error, Result};
 use crate::job::{EngineSection, Grouping};
 use crate::kernels::Kernels;
 use crate::machine::{self, Cost, Estimate, Means, Rates, Shape, Work};
 use crate::model::{self, manifest::PANEL_BYTES};
-use crate::plan::{self, Allotment, Forecast, ModelFacts, Schedule};
+use crate::plan::{self, Allotment, Forecast, Limits, ModelFacts, Schedule};
 use crate::report::{Computed, Rehearsal};
 use crate::request::RowFacts;
 use crate::units::parse_bytes;
@@ -26,7 +26,7 @@ const ROWS_PER_PART: u64 = 10_000;
 ///
 /// # Errors
 /// Usage: an unknown shape, no size. Refused: the shape is not computed here, the budget too small for it, or the scratch folder.
-pub fn rehearse(args: &DoctorArgs, name: &str, scratch: &Path, note: &mut dyn FnMut(&str)) -> Result<Said> {
+pub fn rehearse(args: &DoctorArgs, name: &str, folder: &Path, note: &mut dyn FnMut(&str)) -> Result<Said> {
     let model = model::of_config(&config(name)?, Path::new(name), PANEL_BYTES)?;
     let shape = Shape::of(name, model.manifest())?;
     let facts = facts::of_shape(model.manifest());
@@ -40,13 +40,16 @@ pub fn rehearse(args: &DoctorArgs, name: &str, scratch: &Path, note: &mut dyn Fn
         direct_io: true,
         kernel: None,
         cache: None,
+        scratch: None,
+        scratch_write_limit_bytes: None,
     };
     let row = |max_tokens| RowFacts { prompt_tokens: args.prompt_tokens, max_tokens, faulty: false, drawn: false, prompt_logprobs: false };
     let rows = vec![row(args.new_tokens); args.rows as usize];
     let limits = facts::limits(&engine, facts::budget_bytes(&engine), ROWS_PER_PART, &rows, &facts);
+    let limits = Limits { scratch: scratch::facts(folder, None, model.manifest(), &rows, facts.state)?, ..limits };
     let allotment = plan::allot(&rows, Grouping::Input, &facts, &limits).map_err(|r| refusal(&r, &limits, ""))?;
     let means = Means {
-        scratch,
+        scratch: folder,
         scratch_bytes: size("--scratch-bytes", args.scratch_bytes.as_deref())?.unwrap_or(SCRATCH_BYTES),
         kernels: Kernels::detect(),
         threads: limits.threads,

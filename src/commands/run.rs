@@ -9,8 +9,8 @@ use arrow::datatypes::Field;
 
 use super::Said;
 use super::account::{snapshot, summary};
-use super::facts;
 use super::prepare::{fingerprint, prepare};
+use super::{facts, scratch};
 use crate::error::{Error, Result};
 use crate::event::End;
 use crate::execute::{self, Engine, Tally, Watch};
@@ -23,7 +23,7 @@ use crate::report::{Progress, Screen, closing_words};
 use crate::request::Request;
 use crate::sample::{self, Vocabulary, Words};
 use crate::scratch::Scratch;
-use crate::store::{Checksums, Keep, PageCache, Setup};
+use crate::store::{Checksums, Keep, PageCache, Setup, States};
 use crate::tokenizer::Tokenizer;
 use crate::units::show_bytes;
 
@@ -65,10 +65,12 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let allotment = prepared.schedule.allotment();
     let keep = Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks };
     let setup = Setup::new(allotment.panel_ring_bytes as usize, allotment.block_ring_bytes as usize);
+    let scratch = scratch::open(job, &prepared, folder.state())?;
     let weights = checkpoint.read(keep, &setup, if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use }, checksums)?;
     let engine = Engine {
         model: &*prepared.model,
         store: &weights,
+        states: scratch.as_ref().map(|scratch| scratch as &dyn States),
         kernels: prepared.kernels,
         scratch: Scratch::default(),
         blocks_in_flight: allotment.blocks_in_flight as usize,

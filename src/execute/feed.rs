@@ -4,33 +4,24 @@ use std::ops::Range;
 
 use super::Engine;
 use super::order::Turns;
+use super::span::{self, Beside, SpanRows};
 use crate::error::{Error, Result};
 use crate::kernels::spread;
 use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
-use crate::model::manifest::{Blocks, Manifest, Part, PartFormat, StateId, StateSpec, WeightId};
-use crate::model::{Block, Expert, Feed, Mix, Routing, StateView, Stream};
+use crate::model::manifest::{Blocks, Manifest, Part, PartFormat, StateId, WeightId};
+use crate::model::{Block, Expert, Feed, Mix, Routing, Stream};
 use crate::plan::expert_rows;
 use crate::scratch::{Buffer, Scratch};
 use crate::store::{Element, Lease, Piece};
-
-/// A span's rows in the sweep and its sequence's states.
-pub struct SpanRows<'a> {
-    /// Rows of the sweep.
-    pub rows: Range<usize>,
-    /// Absolute position of the first one.
-    pub first: usize,
-    /// Their tokens.
-    pub ids: Vec<u32>,
-    /// Whether these rows are of an answer.
-    pub of_answer: bool,
-    /// One a state of the manifest.
-    pub states: &'a mut Vec<Vec<f32>>,
-}
 
 /// One sweep's feed.
 pub struct SweepFeed<'a> {
     engine: &'a Engine<'a>,
     spans: Vec<SpanRows<'a>>,
+    /// Spans that have no rows left; their states are not all back yet.
+    narrowed: Vec<SpanRows<'a>>,
+    /// Bytes of states that are worked on side by side.
+    beside: Beside,
     /// A row each: whether it is of an answer.
     of_answers: Vec<bool>,
     turns: Turns,
@@ -106,29 +97,53 @@ type Chosen = Vec<(u32, f32)>;
 impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other; `wanted` are those whose logits matter, of a span a
     /// row and all that follow up to another.
-    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>, turns: Turns) -> Self {
+    pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>, turns: Turns, beside: Beside) -> Self {
         let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
         let wanted = Some(wanted);
-        SweepFeed { engine, spans, of_answers, turns, wanted, layer: 0, last: None, used: Used::none(engine.model.manifest()) }
+        let used = Used::none(engine.model.manifest());
+        SweepFeed { engine, spans, narrowed: Vec::new(), beside, of_answers, turns, wanted, layer: 0, last: None, used }
     }
 
-    /// Says which layer comes next. Where layers stream whole, its blocks and the next layer's are wanted from now on: a wanted piece takes
-    /// half a kilobyte, too much for 80,000 of them at once.
+    /// States of all layers are where they belong.
+    ///
+    /// # Errors
+    /// They cannot be put there.
+    pub fn leave(&mut self) -> Result<()> {
+        let states = self.engine.model.manifest().layers[self.layer].states.clone();
+        for span in self.narrowed.iter_mut().chain(&mut self.spans) {
+            span.put_appended(states.clone(), self.engine)?;
+        }
+        Ok(())
+    }
+
+    /// Says which layer comes next. Its states on disk and the next layer's are wanted from now on, and where layers stream whole, their blocks: a wanted piece takes
+    /// half a kilobyte, too much for all layers at once.
     pub fn enter(&mut self, layer: usize) {
         self.layer = layer;
-        let layers = self.engine.model.manifest().layers.len();
-        let new = if layer == 0 { 0..2 } else { layer + 1..layer + 2 };
-        for layer in new.filter(|layer| self.turns.whole_layers && layer + 1 < layers) {
-            let count = self.engine.model.manifest().layers[layer].blocks.as_ref().map_or(0, |blocks| blocks.count);
-            let pieces: Vec<Piece> = (0..count as u32).map(|expert| Piece::Block { layer: layer as u32, expert }).collect();
-            self.engine.store.want(self.turns.of_blocks(layer), &pieces);
+        let manifest = self.engine.model.manifest();
+        let layers = manifest.layers.len();
+        let new = if layer == 0 { 0..layers.min(2) } else { layer + 1..layers.min(layer + 2) };
+        for layer in new {
+            self.want_states(layer);
+            if self.turns.whole_layers && layer + 1 < layers {
+                let count = manifest.layers[layer].blocks.as_ref().map_or(0, |blocks| blocks.count);
+                let pieces: Vec<Piece> = (0..count as u32).map(|expert| Piece::Block { layer: layer as u32, expert }).collect();
+                self.engine.store.want(self.turns.of_blocks(layer), &pieces);
+            }
         }
+    }
+
+    fn want_states(&self, layer: usize) {
+        let Some(store) = self.engine.states else { return };
+        let states = self.engine.model.manifest().layers[layer].states.clone();
+        let keys = states.flat_map(|state| self.spans.iter().filter_map(move |span| span.on_disk(StateId(state)))).collect::<Vec<_>>();
+        store.want(self.turns.of_blocks(layer), &keys);
     }
 
     /// Leaves only the rows `wanted` in the spans.
     fn narrow_spans(&mut self, wanted: &[usize]) {
         let mut behind = 0;
-        self.spans.retain_mut(|span| {
+        let gone = self.spans.extract_if(.., |span| {
             let of_span = wanted[behind..].iter().take_while(|row| **row < span.rows.end);
             let (first, count) = (wanted.get(behind).map_or(0, |row| row.saturating_sub(span.rows.start)), of_span.count());
             let kept = &wanted[behind..behind + count];
@@ -136,8 +151,9 @@ impl<'a> SweepFeed<'a> {
             span.first += first;
             span.rows = behind..behind + count;
             behind += count;
-            count > 0
+            count == 0
         });
+        self.narrowed.extend(gone);
     }
 
     fn is_last_layer(&self) -> bool {
@@ -289,18 +305,13 @@ impl Feed for SweepFeed<'_> {
         let width = y.len() / self.rows();
         let spec = self.engine.model.manifest().states[state.0 as usize];
         let mut rest = y;
-        let mut jobs = Vec::with_capacity(self.spans.len());
-        for span in &mut self.spans {
-            let (part, behind) = rest.split_at_mut(span.rows.len() * width);
-            rest = behind;
-            let held = &mut span.states[state.0 as usize];
-            let data = match spec {
-                StateSpec::Fixed { .. } => &mut held[..],
-                StateSpec::Appended(width) => &mut held[..(span.first + span.rows.len()) * width],
-            };
-            jobs.push((span.rows.clone(), part, StateView { first: span.first, data, past: &[], log: None }));
+        let mut spans = &mut self.spans[..];
+        while !spans.is_empty() {
+            let (now, later) = spans.split_at_mut(self.beside.spans(spans, spec));
+            let (part, behind) = rest.split_at_mut(now.iter().map(|span| span.rows.len()).sum::<usize>() * width);
+            span::mix(now, state, spec, part, width, self.engine, f)?;
+            (spans, rest) = (later, behind);
         }
-        spread(jobs, |(rows, part, view)| f(rows, part, view));
         Ok(())
     }
 

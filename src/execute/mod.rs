@@ -8,6 +8,9 @@ mod fold;
 mod order;
 mod sequence;
 mod share;
+mod span;
+
+use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
@@ -15,15 +18,16 @@ use crate::error::Result;
 use crate::event::{End, Event, Sink, Stamp};
 use crate::kernels::Kernels;
 use crate::model::Model;
-use crate::plan::{self, Outcome, Schedule, Sweep, Walkers};
+use crate::plan::{self, Home, Outcome, Schedule, Sweep, Walkers};
 use crate::sample::{self, Vocabulary};
 use crate::scratch::Scratch;
 use crate::spool::Spool;
-use crate::store::{Counters, Piece, Store};
-use feed::{SpanRows, Used};
+use crate::store::{Counters, Piece, StateCounters, States, Store};
+use feed::Used;
 use fold::{Fold, Want};
 use order::{Order, Turns};
 use sequence::Sequence;
+use span::{Beside, SpanRows, SpanStates};
 
 /// Layers are streamed whole as long as at most one block of so many was read for nobody.
 const WASTED_PART: u64 = 100;
@@ -59,6 +63,8 @@ pub struct Tally {
     pub answer_expert_loads: u64,
     /// What was read.
     pub read: Counters,
+    /// States that were read and written.
+    pub states: StateCounters,
 }
 
 /// All that a run needs beside its plan.
@@ -67,6 +73,8 @@ pub struct Engine<'a> {
     pub model: &'a dyn Model,
     /// The weights.
     pub store: &'a dyn Store,
+    /// States on disk, where the plan leaves any there.
+    pub states: Option<&'a dyn States>,
     /// The arithmetic.
     pub kernels: Kernels,
     /// Temporary rows.
@@ -81,18 +89,23 @@ pub struct Engine<'a> {
     pub watch: &'a dyn Watch,
 }
 
+impl Engine<'_> {
+    fn scratch_states(&self) -> &dyn States {
+        self.states.expect("a plan that leaves states on disk is run with a disk")
+    }
+}
+
 /// Runs sweeps until the plan has no more; every request's result goes to `sink`.
 ///
 /// # Errors
 /// A weight cannot be read, or a result cannot be kept.
 pub fn run(schedule: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Result<Tally> {
-    let slots = schedule.allotment().wave;
     let mut run = Run {
         engine,
         walkers: schedule.allotment().walkers,
         order: Order::of(engine.model, engine.kernels)?,
         started_us: engine.watch.now_us(),
-        sequences: std::iter::repeat_with(|| None).take(slots).collect(),
+        sequences: BTreeMap::new(),
         spare: Vec::new(),
         drawing: sample::Scratch::default(),
         tally: Tally::default(),
@@ -114,7 +127,8 @@ struct Run<'a> {
     walkers: Walkers,
     order: Order,
     started_us: i64,
-    sequences: Vec<Option<Sequence<'a>>>,
+    /// By slot.
+    sequences: BTreeMap<usize, Sequence<'a>>,
     /// Fixed states of ended sequences, for the next ones.
     spare: Vec<Vec<Vec<f32>>>,
     drawing: sample::Scratch,
@@ -149,7 +163,7 @@ impl<'a> Run<'a> {
         self.tally.sweeps += 1;
         self.charge(sweep, before, read, self.tally.expert_loads - loads);
         for fold in folded {
-            let sequence = self.sequences[fold.want.slot].as_mut().expect("a row belongs to a sequence");
+            let sequence = self.sequences.get_mut(&fold.want.slot).expect("a row belongs to a sequence");
             let fresh = sequence.take(fold, now, &mut self.drawing);
             self.tally.completion_tokens += u64::from(fresh);
         }
@@ -158,25 +172,31 @@ impl<'a> Run<'a> {
         Ok(outcome)
     }
 
-    /// Brings in the sequences whose first span this is.
+    /// Brings in the sequences whose first span this is, and makes room for states that come to stay.
     fn admit(&mut self, sweep: &Sweep) -> Result<()> {
-        for span in sweep.spans.iter().filter(|s| s.positions.start == 0) {
-            let request = self.engine.spool.get(span.row)?;
-            let manifest = self.engine.model.manifest();
-            let mut sequence = Sequence::new(request, manifest, self.spare.pop(), self.engine.vocabulary);
-            sequence.stamp.started_us = self.engine.watch.now_us();
-            sequence.stamp.queue_us = sequence.stamp.started_us - self.started_us;
-            self.sequences[span.slot] = Some(sequence);
+        let manifest = self.engine.model.manifest();
+        for span in &sweep.spans {
+            if span.positions.start == 0 {
+                let request = self.engine.spool.get(span.row)?;
+                let mut sequence = Sequence::new(request, self.engine.vocabulary);
+                sequence.stamp.started_us = self.engine.watch.now_us();
+                sequence.stamp.queue_us = sequence.stamp.started_us - self.started_us;
+                self.sequences.insert(span.slot, sequence);
+            }
+            if span.home == Home::Memory && span.from != Home::Memory {
+                let spare = self.spare.pop();
+                self.sequence_mut(span.slot).keep_states(manifest, spare);
+            }
         }
         Ok(())
     }
 
     fn sequence(&self, slot: usize) -> &Sequence<'a> {
-        self.sequences[slot].as_ref().expect("the plan's spans are of sequences that it admitted")
+        self.sequences.get(&slot).expect("the plan's spans are of sequences that it admitted")
     }
 
     fn sequence_mut(&mut self, slot: usize) -> &mut Sequence<'a> {
-        self.sequences[slot].as_mut().expect("the plan's spans are of sequences that it admitted")
+        self.sequences.get_mut(&slot).expect("the plan's spans are of sequences that it admitted")
     }
 
     /// The rows whose logits matter, in the sweep's order.
@@ -214,21 +234,20 @@ impl<'a> Run<'a> {
     fn compute(&mut self, sweep: &Sweep, wants: Vec<Want>) -> Result<Vec<Fold>> {
         let turns = Turns { first: self.tally.sweeps * self.order.turns, whole_layers: self.streams_whole_layers(sweep.rows()) };
         self.want(turns, wants.is_empty());
-        let mut spans = Vec::with_capacity(sweep.spans.len());
-        let mut row = 0;
-        let mut planned = sweep.spans.iter().peekable();
-        for (slot, sequence) in self.sequences.iter_mut().enumerate() {
-            let Some(span) = planned.next_if(|span| span.slot == slot) else { continue };
-            let sequence = sequence.as_mut().expect("the plan's spans are of sequences that it admitted");
-            let rows = row..row + span.positions.len();
-            row = rows.end;
-            let ids = span.positions.clone().map(|position| sequence.token(position as usize)).collect();
-            let of_answer = span.positions.start as usize >= sequence.prompt_len();
-            spans.push(SpanRows { rows, first: span.positions.start as usize, ids, of_answer, states: &mut sequence.states });
+        let mut flying: Vec<Sequence<'_>> = Vec::with_capacity(sweep.spans.len());
+        for span in &sweep.spans {
+            flying.push(self.sequences.remove(&span.slot).expect("the plan's spans are of sequences that it admitted"));
         }
-        assert!(planned.next().is_none(), "spans come by ascending slot");
+        let spans = spans_of(sweep, &mut flying);
+        let beside = Beside { bytes: plan::SIDE_BY_SIDE_BYTES as usize / self.walkers.most };
         let shares = share::cut(spans, wants, self.walkers);
-        let walked: Vec<_> = shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine, turns)).collect::<Result<_>>()?;
+        let walked: Result<Vec<_>> = shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine, turns, beside)).collect();
+        self.sequences.extend(sweep.spans.iter().map(|span| span.slot).zip(flying));
+        let walked = walked?;
+        if let Some(states) = self.engine.states {
+            states.settle()?;
+            self.tally.states = states.counters();
+        }
         let mut used = Used::default();
         let mut folds = Vec::new();
         for (part, of_part) in walked {
@@ -263,8 +282,15 @@ impl<'a> Run<'a> {
     fn end(&mut self, sweep: &Sweep, now_us: i64, sink: &mut dyn Sink) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for span in &sweep.spans {
-            let Some(mut sequence) = self.sequences[span.slot].take_if(|sequence| sequence.has_ended()) else { continue };
-            self.spare.push(sequence.fixed_states(self.engine.model.manifest()));
+            if !self.sequence_mut(span.slot).has_ended() {
+                continue;
+            }
+            let mut sequence = self.sequences.remove(&span.slot).expect("it was looked at just now");
+            match span.home {
+                Home::Memory => self.spare.push(sequence.fixed_states(self.engine.model.manifest())),
+                Home::Scratch => self.engine.scratch_states().release(span.slot as u32),
+                Home::Nowhere => {}
+            }
             self.tally.spared_tokens += sequence.spared_positions();
             let (event, stamp) = sequence.finish(now_us);
             self.count_end(&event.end);
@@ -273,6 +299,30 @@ impl<'a> Run<'a> {
         }
         Ok(outcome)
     }
+}
+
+/// The spans of a sweep with the sequences they are of.
+fn spans_of<'s>(sweep: &Sweep, flying: &'s mut [Sequence<'_>]) -> Vec<SpanRows<'s>> {
+    let mut row = 0;
+    let spans = sweep.spans.iter().zip(flying).map(|(span, sequence)| {
+        let rows = row..row + span.positions.len();
+        row = rows.end;
+        SpanRows {
+            rows,
+            first: span.positions.start as usize,
+            ids: span.positions.clone().map(|position| sequence.token(position as usize)).collect(),
+            of_answer: span.positions.start as usize >= sequence.prompt_len(),
+            states: SpanStates {
+                slot: span.slot,
+                positions: span.positions.clone(),
+                from: span.from,
+                home: span.home,
+                kept: &mut sequence.states,
+                held: Vec::new(),
+            },
+        }
+    });
+    spans.collect()
 }
 
 #[cfg(test)]

@@ -28,16 +28,10 @@ pub struct Sequence<'v> {
 }
 
 impl<'v> Sequence<'v> {
-    /// A sequence at position 0. `spare` are fixed states of an ended one, to be cleared and used again.
-    pub fn new(request: Request, manifest: &Manifest, spare: Option<Vec<Vec<f32>>>, vocabulary: Option<&'v (dyn Vocabulary + 'v)>) -> Self {
-        let positions = RowFacts::of(&request).positions_max() as usize;
-        let mut spare = spare.unwrap_or_default().into_iter();
-        let state = |spec: &StateSpec| match *spec {
-            StateSpec::Fixed { floats, .. } => spare.next().map_or_else(|| vec![0.0; floats], cleared),
-            StateSpec::Appended(width) => vec![0.0; positions * width],
-        };
+    /// A sequence at position 0, without states.
+    pub fn new(request: Request, vocabulary: Option<&'v (dyn Vocabulary + 'v)>) -> Self {
         Sequence {
-            states: manifest.states.iter().map(state).collect(),
+            states: Vec::new(),
             ending: Ending::new(&request, vocabulary),
             request,
             tokens: Vec::new(),
@@ -49,6 +43,17 @@ impl<'v> Sequence<'v> {
             sweep_share: 0,
             stamp: Stamp::default(),
         }
+    }
+
+    /// Makes room for its states in memory; what they hold is unspecified. `spare` are fixed states of an ended sequence, to be used again.
+    pub fn keep_states(&mut self, manifest: &Manifest, spare: Option<Vec<Vec<f32>>>) {
+        let positions = RowFacts::of(&self.request).positions_max() as usize;
+        let mut spare = spare.unwrap_or_default().into_iter();
+        let state = |spec: &StateSpec| match *spec {
+            StateSpec::Fixed { floats, .. } => spare.next().unwrap_or_else(|| vec![0.0; floats]),
+            StateSpec::Appended(width) => vec![0.0; positions * width],
+        };
+        self.states = manifest.states.iter().map(state).collect();
     }
 
     /// Tokens of the prompt.
@@ -142,9 +147,4 @@ impl<'v> Sequence<'v> {
         };
         (event, self.stamp)
     }
-}
-
-fn cleared(mut state: Vec<f32>) -> Vec<f32> {
-    state.fill(0.0);
-    state
 }

@@ -8,9 +8,10 @@
 use rayon::prelude::*;
 
 use super::Engine;
-use super::feed::{SpanRows, SweepFeed, Used};
+use super::feed::{SweepFeed, Used};
 use super::fold::{self, Fold, Want};
 use super::order::Turns;
+use super::span::{Beside, SpanRows};
 use crate::error::Result;
 use crate::kernels::{Data, Matrix};
 use crate::model::Stream;
@@ -52,13 +53,14 @@ pub fn cut(spans: Vec<SpanRows<'_>>, wants: Vec<Want>, walkers: Walkers) -> Vec<
 
 impl Share<'_> {
     /// All layers and the head: the logits of the rows that are wanted, folded, and who was chosen.
-    pub fn walk(self, engine: &Engine<'_>, turns: Turns) -> Result<(Vec<Fold>, Used)> {
+    pub fn walk(self, engine: &Engine<'_>, turns: Turns, beside: Beside) -> Result<(Vec<Fold>, Used)> {
         let model = engine.model;
         let mut stream = self.embed(engine)?;
-        let mut feed = SweepFeed::new(engine, self.spans, self.wants.iter().map(|want| want.row).collect(), turns);
+        let mut feed = SweepFeed::new(engine, self.spans, self.wants.iter().map(|want| want.row).collect(), turns, beside);
         for layer in 0..model.manifest().layers.len() {
             feed.enter(layer);
             model.layer(layer, &mut stream, &mut feed)?;
+            feed.leave()?;
         }
         let vocab = model.manifest().vocab;
         let mut folds: Vec<Fold> = self.wants.into_iter().map(|want| Fold::new(want, vocab)).collect();
@@ -96,14 +98,17 @@ impl Share<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::fold::WantKind;
+    use super::super::span::SpanStates;
     use super::*;
+    use crate::plan::Home;
 
     /// (rows, wanted rows) of each share, for spans of these lengths of which all rows are wanted.
     fn cut_of(lengths: &[usize], walkers: usize) -> Vec<(Vec<std::ops::Range<usize>>, Vec<usize>)> {
-        let mut states = vec![Vec::new(); lengths.len()];
+        let mut kept = vec![Vec::new(); lengths.len()];
         let mut end = 0;
-        let spans = lengths.iter().zip(&mut states).map(|(&n, states)| {
+        let spans = lengths.iter().zip(&mut kept).map(|(&n, kept)| {
             end += n;
+            let states = SpanStates { slot: 0, positions: 0..n as u32, from: Home::Nowhere, home: Home::Memory, kept, held: Vec::new() };
             SpanRows { rows: end - n..end, first: 0, ids: vec![0; n], of_answer: false, states }
         });
         let spans: Vec<_> = spans.collect();

@@ -12,18 +12,19 @@ mod goldens;
 mod rows;
 mod wants;
 
-use super::feed::{SpanRows, SweepFeed};
+use super::feed::SweepFeed;
+use super::span::{Beside, SpanRows, SpanStates};
 use super::*;
 use crate::kernels::{Data, Matrix, Path as KernelPath, View, ViewMut};
 use crate::learned::Learned;
 use crate::memory::Ledger;
 use crate::model::manifest::{PANEL_BYTES, StateId, StateSpec, WeightId};
 use crate::model::{self, Expert, Feed, Mix, Routing, Stream};
-use crate::plan::{Allotment, Grouping, StateBytes, Walkers};
+use crate::plan::{Allotment, Grouping, Home, StateBytes, States as Placing, Walkers};
 use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
-use crate::store::{Checkpoint, Checksums, Keep, Method, PageCache, Setup, Weights, header};
+use crate::store::{Checkpoint, Checksums, Keep, Method, PageCache, ScratchFile, Setup, StateSpace, Weights, header};
 use crate::tokenizer::Channels;
 
 fn fixture(name: &str) -> PathBuf {
@@ -129,8 +130,20 @@ struct Bench {
     spool: Spool,
     rows: Vec<RowFacts>,
     words: Option<Words>,
-    _folder: tempfile::TempDir,
+    parking: Parking,
+    folder: tempfile::TempDir,
 }
+
+/// Where states lie, how many may have begun beside those that decode, how many are read at once, and how often a state is written whole.
+#[derive(Clone, Copy)]
+struct Parking {
+    states: Placing,
+    more: usize,
+    refill: usize,
+    whole_every: u32,
+}
+
+const IN_MEMORY: Parking = Parking { states: Placing::Memory, more: 0, refill: 1, whole_every: 1 };
 
 impl Bench {
     fn new(checkpoint: &Path, requests: &[Request]) -> Self {
@@ -140,13 +153,14 @@ impl Bench {
         let mut spool = SpoolWriter::create(folder.path()).expect("a spool");
         requests.iter().for_each(|r| spool.push(r).expect("written"));
         let rows = requests.iter().map(RowFacts::of).collect();
-        Bench { model, store, spool: spool.finish().expect("closed"), rows, words: None, _folder: folder }
+        Bench { model, store, spool: spool.finish().expect("closed"), rows, words: None, parking: IN_MEMORY, folder }
     }
 
     fn engine<'a>(&'a self, kernels: Kernels, watch: &'a Ticks) -> Engine<'a> {
         Engine {
             model: &*self.model,
             store: &self.store,
+            states: None,
             kernels,
             scratch: Scratch::default(),
             blocks_in_flight: 5,
@@ -159,12 +173,18 @@ impl Bench {
     /// The order of work, by so many walkers.
     fn schedule(&self, grouping: Grouping, wave: usize, prefill_rows: usize, walkers: usize) -> Schedule {
         let model = self.model.manifest();
-        let state = StateBytes { fixed: model.fixed_floats() as u64 * 4, a_token: model.token_floats() as u64 * 4 };
+        let (fixed, a_token) = (model.fixed_floats() as u64 * 4, model.token_floats() as u64 * 4);
+        let state = StateBytes { fixed, a_token, ..StateBytes::default() };
         let allotment = Allotment {
             ledger: Ledger::default(),
             wave,
+            pool: wave + self.parking.more,
+            refill: self.parking.refill,
             prefill_rows,
+            states: self.parking.states,
+            // Of those on disk some come into memory: a place each.
             state_bytes: u64::MAX,
+            state_ring_bytes: [0; 2],
             panel_ring_bytes: 0,
             block_ring_bytes: 0,
             blocks_in_flight: 1,
@@ -205,7 +225,17 @@ impl Bench {
         let mut plan = self.schedule(grouping, wave, prefill_rows, threads);
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        let engine = Engine { scratch: scratch.clone(), ..self.engine(kernels, &watch) };
+        let space = StateSpace {
+            slots: (wave + self.parking.more) as u32,
+            positions: self.rows.iter().map(RowFacts::positions_max).max().unwrap_or(1) as u32,
+            whole_every: self.parking.whole_every,
+            ring_bytes: 1 << 20,
+            write_bytes: 1 << 18,
+        };
+        let on_disk = (self.parking.states != Placing::Memory)
+            .then(|| ScratchFile::open(self.folder.path(), &self.model.manifest().states, &space, PageCache::Bypass).expect("room"));
+        let states = on_disk.as_ref().map(|states| states as &dyn States);
+        let engine = Engine { scratch: scratch.clone(), states, ..self.engine(kernels, &watch) };
         let tally = pool.install(|| run(&mut plan, &engine, &mut sink))?;
         sink.0.sort_by_key(|e| e.index);
         Ok((sink.0, tally))
@@ -276,8 +306,11 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
         bench.store.row(manifest.embedding, id as usize, &mut stored).expect("an embedding");
         Matrix { rows: 1, cols: manifest.hidden, data: Data::Bf16(&stored) }.decode(&mut row[..manifest.hidden]);
     }
-    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, ids: prompt.to_vec(), of_answer: false, states: &mut states }];
-    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, (0..prompt.len()).collect(), TURNS), routings: Vec::new() };
+    let positions = 0..prompt.len() as u32;
+    let states = SpanStates { slot: 0, positions, from: Home::Nowhere, home: Home::Memory, kept: &mut states, held: Vec::new() };
+    let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, ids: prompt.to_vec(), of_answer: false, states }];
+    let wanted = (0..prompt.len()).collect();
+    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, wanted, TURNS, Beside { bytes: 1 << 20 }), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
         bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
@@ -332,6 +365,25 @@ fn waves_chunks_threads_and_kernels_do_not_change_a_bit() {
 }
 
 #[test]
+fn states_on_disk_do_not_change_a_bit() {
+    for folder in goldens() {
+        let golden = Golden::open(&folder);
+        let requests: Vec<_> = (0..4).map(|i| request(i, golden.ids(&format!("prompt.{i}")), 6 + i as u32)).collect();
+        let mut bench = Bench::new(&folder.join("checkpoint"), &requests);
+        let expected = bits(&bench.run(Kernels::detect(), 1, Grouping::Input, 4, 1000).0);
+        for (states, whole_every) in [(Placing::Parked, 1), (Placing::Parked, 3), (Placing::Passing, 1), (Placing::Passing, 3)] {
+            bench.parking = Parking { states, more: 2, refill: 2, whole_every };
+            for (threads, wave, chunk) in [(2, 2, 7), (1, 1, 1000), (2, 4, 1)] {
+                let (events, tally) = bench.run(Kernels::detect(), threads, Grouping::Input, wave, chunk);
+                assert_eq!(bits(&events), expected, "{} {states:?} {whole_every} {threads} {wave} {chunk}", folder.display());
+                let went = tally.states.read_bytes > 0 && tally.states.written_bytes > 0;
+                assert!(went || wave == 4 && states == Placing::Parked, "states go to disk unless all have a place in memory");
+            }
+        }
+    }
+}
+
+#[test]
 fn generated_logprobs_equal_prompt_logprobs_bit_for_bit() {
     for name in ["goldens/tiny/checkpoint", "goldens/odd/checkpoint", "demo-model"] {
         let prompts: Vec<Vec<u32>> = vec![vec![5], (0..23).map(|i| i * 13 % 380).collect(), (0..70).map(|i| i * 7 % 384).collect()];
@@ -359,6 +411,7 @@ proptest! {
         chunk in 1usize..70,
         threads in 1usize..3,
         kept in (0u64..400, 0u64..250),
+        parking in (prop::sample::select(vec![Placing::Memory, Placing::Parked, Placing::Passing]), 0usize..9, 1usize..9, 1u32..6),
         reading in (1usize..9, 12usize..20, prop::sample::select(vec![Method::Uring, Method::Threads]), any::<bool>()),
         grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
     ) {
@@ -386,6 +439,8 @@ proptest! {
             Err(_) if method == Method::Uring => weights(&checkpoint, &*bench.model, keep),
             opened => opened.expect("it can be read"),
         };
+        let (states, more, refill, whole_every) = parking;
+        bench.parking = Parking { states, more, refill, whole_every };
         let (events, tally) = bench.run(Kernels::detect(), threads, grouping, wave, chunk);
         prop_assert_eq!(bits(&events), bits(&solo));
         prop_assert_eq!(tally.rows_done, requests.len() as u64);

@@ -92,6 +92,8 @@ fn engine(settings: &Settings) -> Result<EngineSection> {
             )?,
         },
         cache: settings.get("engine.cache").map(Setting::path).transpose()?,
+        scratch: settings.get("engine.scratch").map(Setting::path).transpose()?,
+        scratch_write_limit_bytes: settings.get("engine.scratch_write_limit").map(|s| s.bytes(0)).transpose()?,
     })
 }
 

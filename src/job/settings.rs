@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Result};
 
 /// All keys that a job may set.
-const KEYS: [&str; 33] = [
+const KEYS: [&str; 35] = [
     "model.path",
     "input.path",
     "input.id",
@@ -42,6 +42,8 @@ const KEYS: [&str; 33] = [
     "engine.kernel",
     "engine.precision",
     "engine.cache",
+    "engine.scratch",
+    "engine.scratch_write_limit",
     "plan.grouping",
     "output.path",
     "output.keep",
@@ -49,7 +51,7 @@ const KEYS: [&str; 33] = [
 ];
 
 /// Names of keys and sections whose feature is not built.
-const LATER: [&str; 3] = ["structured_outputs", "predict", "scratch"];
+const LATER: [&str; 2] = ["structured_outputs", "predict"];
 
 /// Sections of a job file.
 const SECTIONS: [&str; 6] = ["model", "input", "sampling", "engine", "plan", "output"];
@@ -279,7 +281,7 @@ mod tests {
             ("[enigne]\nmemory = 1", "job.toml line 1: unknown section [enigne]; did you mean [engine]?"),
             ("[sampling]\nTop_P = 1", "job.toml line 2: unknown key `sampling.Top_P`; did you mean `sampling.top_p`?"),
             ("[[engine]]\nmemory = 1", "job.toml line 1: `engine` is a section: write [engine] on a line, its keys below"),
-            ("[engine]\nscratch = 'x'", "job.toml line 2: `engine.scratch` is not built in this version; leave it out"),
+            ("[engine]\npredict = 'x'", "job.toml line 2: `engine.predict` is not built in this version; leave it out"),
             ("[structured_outputs]", "job.toml line 1: [structured_outputs] is not built in this version; leave it out"),
         ];
         for (text, message) in cases {

@@ -29,6 +29,8 @@ fn a_job_that_sets_the_least_has_the_documented_defaults() {
         direct_io: true,
         kernel: None,
         cache: None,
+        scratch: None,
+        scratch_write_limit_bytes: None,
     };
     assert_eq!(job.engine, unset);
 }
@@ -43,6 +45,8 @@ fn every_key_reaches_its_place() {
         logprobs = 1\nprompt_logprobs = true\nignore_eos = true
         [engine]\nmemory = '8GiB'\nthreads = 2\nwave = 16\nprefill_rows = 512\nresident = 0\ndirect_io = false\nkernel = 'avx2'\nprecision = 'f32'
         cache = '../learned'
+scratch = '../states'
+scratch_write_limit = '5GiB'
         [plan]\ngrouping = 'length'
         [output]\npath = '../out'\nkeep = ['section', 'b']\nrows_per_part = 7";
     let job = parse(text, &[]).expect("all known");
@@ -81,6 +85,8 @@ fn every_key_reaches_its_place() {
             direct_io: false,
             kernel: Some(KernelName::Avx2),
             cache: Some("jobs/../learned".into()),
+            scratch: Some("jobs/../states".into()),
+            scratch_write_limit_bytes: Some(5 << 30),
         },
         grouping: Grouping::Length,
         output: OutputSection { path: "jobs/../out".into(), rows_per_part: 7 },

@@ -29,6 +29,10 @@ pub struct Summary {
     pub bytes_read_trunk: u64,
     /// Of these, routed experts.
     pub bytes_read_experts: u64,
+    /// Bytes of states that were read from disk, alignment included.
+    pub bytes_state_read: u64,
+    /// Bytes of states that were written to disk, likewise.
+    pub bytes_state_written: u64,
     /// Where the blocks of all sweeps came from.
     pub blocks: Blocks,
     /// Distinct (layer, expert) of the rows that were decoding, summed over sweeps.

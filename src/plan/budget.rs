@@ -5,10 +5,11 @@
 //! this order, to experts computed side by side, to rings that read further ahead, to trunk and to experts. So what is given up first as
 //! memory shrinks is what costs least, and the smallest budget is that of one sequence, one row, and two pieces of each kind.
 
-use super::choose::Choice;
+use super::choose::{Choice, Placed};
 use super::facts::{Limits, ModelFacts, Needs};
 use super::ledger::{Allotment, Sizes, build};
 use super::schedule::Grouping;
+use super::states::States;
 use crate::memory::Ledger;
 use crate::request::RowFacts;
 
@@ -43,7 +44,7 @@ const RING_PANELS: u64 = 4;
 pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Limits) -> Result<Allotment, Box<Refusal>> {
     let needs = Needs::of(rows, m);
     let share = Share { m, limits, needs: &needs };
-    let least = share.build(share.least(1, 1));
+    let least = share.build(share.smallest());
     if least.ledger.total() > limits.budget_bytes {
         let blame = least.ledger.lines.iter().max_by_key(|l| l.bytes).map_or("", |l| l.name);
         return Err(Box::new(Refusal { smallest_bytes: least.ledger.total(), blame, ledger: least.ledger }));
@@ -53,8 +54,8 @@ pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Lim
     }
     let choice = Choice { rows, grouping, m, limits, needs: &needs };
     let rows_max = share.rows_max(PREFILL_ROWS_STREAMED);
-    let best = choice.best(share.wave_max(), rows_max, |wave, rows| share.settle(wave, rows));
-    Ok(share.build(best.unwrap_or(share.least(1, 1))))
+    let best = choice.best(share.wave_max(), rows_max, |at| share.settle(at));
+    Ok(share.build(best.unwrap_or(share.smallest())))
 }
 
 /// Memory, and who asks for it.
@@ -75,7 +76,7 @@ impl Share<'_> {
     }
 
     fn wave_max(&self) -> u64 {
-        self.limits.wave.map_or(WAVE_MAX, |n| n as u64).clamp(1, self.needs.runnable.max(1))
+        self.limits.wave.map_or(WAVE_MAX, |n| n as u64).clamp(1, self.needs.kept.sequences.max(1))
     }
 
     fn rows_max(&self, default: u64) -> u64 {
@@ -83,15 +84,37 @@ impl Share<'_> {
     }
 
     /// All that can shrink at its least.
-    fn least(&self, wave: u64, prefill_rows: u64) -> Sizes {
+    fn least(&self, at: Placed) -> Sizes {
+        let Placed { wave, pool, prefill_rows, states } = at;
         let (panels, blocks) = (RING_MIN, RING_MIN);
-        Sizes { wave, prefill_rows, panels, blocks, flight: 1, missing: 1.0, kept_panels: 0, kept_blocks: 0, walkers: 1 }
+        Sizes {
+            wave,
+            pool,
+            refill: 1,
+            prefill_rows,
+            states,
+            panels,
+            blocks,
+            flight: 1,
+            missing: 1.0,
+            kept_panels: 0,
+            kept_blocks: 0,
+            walkers: 1,
+        }
     }
 
-    /// A wave and its rows, and what they leave shared out; none if they do not fit. No stage gets anything before the one ahead of it has
+    /// The smallest of all: one sequence, its states in memory or, if that takes less and there is room, on disk.
+    fn smallest(&self) -> Sizes {
+        let of = |states| self.least(Placed { wave: 1, pool: 1, prefill_rows: 1, states });
+        let memory = of(States::Memory);
+        let passing = (self.needs.kept.sequences > 0 && self.limits.scratch.slots() > 0).then(|| of(States::Passing));
+        [Some(memory), passing].into_iter().flatten().min_by_key(|sizes| self.build(*sizes).ledger.total()).unwrap_or(memory)
+    }
+
+    /// What is asked for, and what it leaves shared out; none if it does not fit. No stage gets anything before the one ahead of it has
     /// all that it wants, so that more memory never means less of anything.
-    fn settle(&self, wave: u64, prefill_rows: u64) -> Option<Sizes> {
-        let mut sizes = self.least(wave, prefill_rows);
+    fn settle(&self, at: Placed) -> Option<Sizes> {
+        let mut sizes = self.least(at);
         let mut spare = self.spare(sizes)?;
         let wanted = self.limits.blocks_in_flight.max(1);
         let mut grow = |from: u64, to: u64, piece: u64| {
@@ -125,9 +148,12 @@ impl Share<'_> {
             return None;
         }
         let (walkers, flight) = (self.limits.threads, self.limits.blocks_in_flight.max(1));
-        let with = |wave: u64, prefill_rows: u64| Sizes {
+        let with = |wave: u64, pool: u64, prefill_rows: u64| Sizes {
             wave,
+            pool,
+            refill: 1,
             prefill_rows,
+            states: States::Memory,
             panels: RING_PANELS,
             blocks: RING_MIN.max(2 * flight),
             flight,
@@ -136,15 +162,16 @@ impl Share<'_> {
             kept_blocks: self.m.block_count(),
             walkers,
         };
-        let fits = |wave: u64, rows: u64| self.spare(with(wave, rows)).is_some();
-        if !fits(1, 1) {
+        let fits = |wave: u64, pool: u64, rows: u64| self.spare(with(wave, pool, rows)).is_some();
+        if !fits(1, 1, 1) {
             return None;
         }
         let rows_max = self.rows_max(PREFILL_ROWS_RESIDENT * walkers as u64);
-        let first = largest(rows_max.min(FEW_ROWS), |rows| fits(1, rows));
-        let wave = largest(self.wave_max(), |wave| fits(wave, first));
-        let rows = largest(rows_max, |rows| fits(wave, rows.max(first))).max(first);
-        Some(with(wave, rows))
+        let first = largest(rows_max.min(FEW_ROWS), |rows| fits(1, 1, rows));
+        let wave = largest(self.wave_max(), |wave| fits(wave, wave, first));
+        let rows = largest(rows_max, |rows| fits(wave, wave, rows.max(first))).max(first);
+        let pool = wave - 1 + largest(self.needs.kept.sequences.max(wave) - wave + 1, |more| fits(wave, wave - 1 + more, rows));
+        Some(with(wave, pool, rows))
     }
 }
 

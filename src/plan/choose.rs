@@ -9,7 +9,7 @@ use super::facts::{Limits, ModelFacts, Needs};
 use super::forecast::drive;
 use super::ledger::{Sizes, build};
 use super::weigh::Weights;
-use super::{Grouping, Schedule};
+use super::{Grouping, Schedule, States};
 use crate::request::RowFacts;
 
 /// A byte of weights that goes through the cores beside one that is read from disk: memory is about as many times faster. Without it a
@@ -22,12 +22,30 @@ const SAMPLE_ROWS: u64 = 1024;
 const SAMPLE_WAVES: u64 = 2;
 /// Spans that a candidate may be driven for; beyond, its lower bound is its cost.
 const DRIVEN_SPANS: f64 = 1e6;
+/// Spans that all candidates together may be driven for; then the best so far is it.
+const DRIVEN_SPANS_ALL: f64 = 2e7;
+
+/// Where sequences' states lie, how many decode, how many have begun, and how many prompt rows a sweep has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed {
+    pub wave: u64,
+    pub pool: u64,
+    pub prefill_rows: u64,
+    pub states: States,
+}
 
 /// A wave and its prompt rows, settled, and at least so costly.
 struct Candidate<'a> {
     sizes: Sizes,
     bound: f64,
     judged: &'a Judged,
+}
+
+impl Candidate<'_> {
+    /// Spans that it is driven for, about.
+    fn spans(&self) -> f64 {
+        self.judged.sweeps(&self.sizes) * self.sizes.wave.min(self.judged.needs.runnable) as f64
+    }
 }
 
 /// The rows by which waves of some widths are judged.
@@ -67,9 +85,10 @@ fn waves(needs: &Needs, max: u64) -> Vec<u64> {
 }
 
 /// With how many prompt rows: powers of two, and such that a wave's prompts go through in one sweep or a few.
-fn rows_of(needs: &Needs, wave: u64, max: u64) -> Vec<u64> {
-    let whole = wave.saturating_mul(needs.longest_prompt);
-    let mean = (needs.prompt_tokens as f64 / needs.runnable as f64 * wave as f64).ceil() as u64;
+fn rows_of(needs: &Needs, wave: u64, pool: u64, max: u64) -> Vec<u64> {
+    let together = if pool > wave { 1 } else { wave };
+    let whole = together.saturating_mul(needs.longest_prompt);
+    let mean = (needs.prompt_tokens as f64 / needs.runnable as f64 * together as f64).ceil() as u64;
     let even = (1..=12).flat_map(|parts| [whole.div_ceil(parts), mean.div_ceil(parts), needs.prompt_tokens.div_ceil(parts)]);
     let mut rows: Vec<u64> = (0..32).map(|i| 1 << i).chain(even).filter(|n| (1..max).contains(n)).chain([max]).collect();
     rows.sort_unstable();
@@ -87,34 +106,63 @@ pub(super) struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// The sizes with which the job costs least, at most `wave_max` sequences and `rows_max` prompt rows; `settle` gives a pair's sizes
-    /// if it fits, as one sequence and one row do.
-    pub fn best(&self, wave_max: u64, rows_max: u64, settle: impl Fn(u64, u64) -> Option<Sizes>) -> Option<Sizes> {
+    /// The sizes with which the job costs least, at most `wave_max` sequences and `rows_max` prompt rows; `settle` gives sizes
+    /// if they fit.
+    pub fn best(&self, wave_max: u64, rows_max: u64, settle: impl Fn(Placed) -> Option<Sizes>) -> Option<Sizes> {
         if self.needs.positions == 0 {
-            return settle(1, 1);
+            return None;
         }
-        let waves: Vec<u64> = waves(self.needs, wave_max).into_iter().take_while(|&wave| settle(wave, 1).is_some()).collect();
         let few = Judged::new(self.rows, self.m, self.needs, SAMPLE_ROWS);
         let is_wide = |wave: u64| wave * SAMPLE_WAVES > SAMPLE_ROWS;
-        let many = waves.iter().any(|&wave| is_wide(wave)).then(|| Judged::new(self.rows, self.m, self.needs, wave_max * SAMPLE_WAVES));
+        let many = is_wide(wave_max).then(|| Judged::new(self.rows, self.m, self.needs, wave_max * SAMPLE_WAVES));
         let mut candidates = Vec::new();
-        for wave in waves {
+        for wave in waves(self.needs, wave_max) {
             let judged = many.as_ref().filter(|_| is_wide(wave)).unwrap_or(&few);
-            let fitting = rows_of(self.needs, wave, rows_max).into_iter().map_while(|rows| settle(wave, rows));
-            candidates.extend(fitting.map(|sizes| Candidate { sizes, bound: self.bound(judged, &sizes), judged }));
+            for (states, pool) in self.placings(wave) {
+                let at = |prefill_rows| Placed { wave, pool, prefill_rows, states };
+                let fitting = rows_of(self.needs, wave, pool, rows_max).into_iter().map_while(|rows| settle(at(rows)));
+                candidates.extend(fitting.map(|sizes| Candidate { sizes, bound: self.bound(judged, &sizes), judged }));
+            }
         }
         candidates.sort_by(|a, b| a.bound.total_cmp(&b.bound));
-        let mut best: Option<(f64, Sizes)> = None;
+        let mut best: Option<(f64, Candidate<'_>)> = None;
+        let mut driven = 0.0;
         for candidate in candidates {
-            if best.is_some_and(|(cost, _)| candidate.bound >= cost) {
+            if best.as_ref().is_some_and(|(cost, _)| candidate.bound >= *cost || driven > DRIVEN_SPANS_ALL) {
                 break;
             }
+            driven += candidate.spans().min(DRIVEN_SPANS);
             let cost = self.cost(&candidate);
-            if best.is_none_or(|(least, _)| cost < least) {
-                best = Some((cost, candidate.sizes));
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, candidate));
             }
         }
-        best.map(|(_, sizes)| sizes)
+        best.map(|(cost, candidate)| self.refilled(cost, candidate))
+    }
+
+    /// Where the states of so many that decode together may lie, and how many may have begun.
+    fn placings(&self, wave: u64) -> Vec<(States, u64)> {
+        let kept = self.needs.kept.sequences.max(1);
+        let mut placings = vec![(States::Memory, wave)];
+        if kept > wave {
+            placings.push((States::Memory, kept));
+        }
+        let on_disk = kept.min(self.limits.scratch.slots());
+        if self.needs.kept.sequences > 0 && on_disk >= wave {
+            placings.push((States::Passing, on_disk));
+            placings.extend((on_disk > wave).then_some((States::Parked, on_disk)));
+        }
+        placings
+    }
+
+    /// Whether prompts are read when one has room, half of them, or all.
+    fn refilled(&self, cost: f64, candidate: Candidate<'_>) -> Sizes {
+        let Candidate { sizes, judged, .. } = candidate;
+        let later = [sizes.pool.div_ceil(2), sizes.pool].map(|refill| {
+            let sizes = Sizes { refill, ..sizes };
+            (self.cost(&Candidate { sizes, bound: f64::INFINITY, judged }), sizes)
+        });
+        std::iter::once((cost, sizes)).chain(later).min_by(|a, b| a.0.total_cmp(&b.0)).map_or(sizes, |(_, sizes)| sizes)
     }
 
     fn weights(&self, sizes: &Sizes) -> Weights {
@@ -132,23 +180,39 @@ impl Choice<'_> {
         let weights = self.weights(sizes);
         let (rows, sweeps) = ((sizes.prefill_rows + sizes.wave) as f64, judged.sweeps(sizes));
         let positions = judged.needs.positions as f64;
-        let embedding = positions * weights.embedding_row as f64;
-        let cost = embedding + sweeps * swept(&weights, 0) + positions / rows * united(&weights, rows);
+        let [streamed, kept] = weights.union(rows).map(|bytes| positions / rows * bytes);
+        let read = positions * weights.embedding_row as f64 + sweeps * weights.trunk(0) as f64 + streamed;
+        let used = (sweeps * (weights.streamed + weights.kept) as f64 + streamed + kept) * USED_PART;
+        let computed = judged.needs.positions as f64 * self.m.row_flop as f64 * self.bytes_a_flop();
         // Numbers that are equal but for rounding must not pass for a bound.
-        (self.once(&weights) + cost * judged.scale) * waiting(sizes) * (1.0 - 1e-9)
+        (self.once(&weights) + (read.max(computed) + used) * judged.scale) * waiting(sizes) * (1.0 - 1e-9)
+    }
+
+    /// Bytes that the disk reads while one operation is computed.
+    fn bytes_a_flop(&self) -> f64 {
+        let rates = self.limits.weighed_by();
+        rates.disk_bytes_per_s as f64 / rates.flops_per_s.max(1) as f64
     }
 
     fn cost(&self, candidate: &Candidate<'_>) -> f64 {
         let (sizes, judged) = (&candidate.sizes, candidate.judged);
-        if judged.sweeps(sizes) * sizes.wave.min(judged.needs.runnable) as f64 > DRIVEN_SPANS {
+        if candidate.bound.is_finite() && candidate.spans() > DRIVEN_SPANS {
             return candidate.bound;
         }
         let weights = self.weights(sizes);
         let allotment = build(self.m, self.limits, self.needs, *sizes);
-        let mut cost = 0.0;
+        let (mut cost, mut written) = (0.0, 0.0);
+        let flop = self.bytes_a_flop();
         drive(Schedule::new(judged.rows.clone(), self.grouping, allotment, self.m.state), |alike| {
-            cost += alike.sweeps as f64 * (swept(&weights, alike.rows) + united(&weights, alike.rows as f64));
+            let [streamed, kept] = weights.union(alike.rows as f64);
+            let read = weights.trunk(alike.rows) as f64 + streamed + alike.state_read + alike.state_written;
+            let used = ((weights.streamed + weights.kept) as f64 + streamed + kept) * USED_PART;
+            written += alike.sweeps as f64 * alike.state_written;
+            cost += alike.sweeps as f64 * (read.max(alike.flop(self.m) * flop) + used);
         });
+        if self.limits.scratch.write_limit_bytes.is_some_and(|most| written * judged.scale > most as f64) {
+            return f64::INFINITY;
+        }
         (self.once(&weights) + cost * judged.scale) * waiting(sizes)
     }
 }
@@ -156,17 +220,6 @@ impl Choice<'_> {
 /// How much longer a job takes for want of memory in rings.
 fn waiting(sizes: &Sizes) -> f64 {
     1.0 + SHORT_RINGS * sizes.missing
-}
-
-/// Cost of a sweep's trunk.
-fn swept(weights: &Weights, rows: u64) -> f64 {
-    weights.trunk(rows) as f64 + (weights.streamed + weights.kept) as f64 * USED_PART
-}
-
-/// Cost of its experts.
-fn united(weights: &Weights, rows: f64) -> f64 {
-    let [streamed, kept] = weights.union(rows);
-    streamed + (streamed + kept) * USED_PART
 }
 
 #[cfg(test)]
@@ -184,13 +237,27 @@ mod tests {
         #[test]
         fn no_schedule_costs_less_than_its_bound(
             lengths in prop::collection::vec((1u32..300, 1u32..40), 1..40),
-            (wave, prefill_rows) in (1u64..40, 1u64..2000),
+            (wave, more, prefill_rows) in (1u64..40, 0u64..40, 1u64..2000),
+            states in prop::sample::select(vec![States::Memory, States::Parked, States::Passing]),
             (kept_panels, kept_blocks) in (0u64..40, 0u64..512),
         ) {
             let (m, limits, rows) = (facts(), limits(1 << 30), lengths.iter().map(row).collect::<Vec<_>>());
             let needs = Needs::of(&rows, &m);
             let wave = wave.min(needs.runnable);
-            let sizes = Sizes { wave, prefill_rows, panels: 2, blocks: 2, flight: 1, missing: 0.3, kept_panels, kept_blocks, walkers: 1 };
+            let sizes = Sizes {
+                wave,
+                pool: wave + more,
+                refill: 1,
+                prefill_rows,
+                states,
+                panels: 2,
+                blocks: 2,
+                flight: 1,
+                missing: 0.3,
+                kept_panels,
+                kept_blocks,
+                walkers: 1,
+            };
             let choice = Choice { rows: &rows, grouping: Grouping::Input, m: &m, limits: &limits, needs: &needs };
             let judged = Judged::new(&rows, &m, &needs, SAMPLE_ROWS);
             let bound = choice.bound(&judged, &sizes);
@@ -206,7 +273,7 @@ mod tests {
         let needs = Needs::of(&rows, &facts());
         let waves = waves(&needs, 64);
         assert!([1, 2, 5, 8, 13, 16, 32, 64].iter().all(|wave| waves.contains(wave)), "{waves:?}");
-        let rows = rows_of(&needs, 5, 12_800);
+        let rows = rows_of(&needs, 5, 5, 12_800);
         assert!([1, 64, 500, 1000, 1024, 12_800].iter().all(|n| rows.contains(n)), "{rows:?}");
         assert!(rows.is_sorted() && waves.is_sorted());
     }

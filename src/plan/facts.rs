@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::states::{Scratch, StateBytes};
 use crate::request::RowFacts;
 
 /// Numbers of a model, in bytes, and its arithmetic in FLOP.
@@ -73,23 +74,6 @@ impl ModelFacts {
     }
 }
 
-/// What a sequence's states take, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StateBytes {
-    /// Whatever its length.
-    pub fixed: u64,
-    /// And for each of its tokens.
-    pub a_token: u64,
-}
-
-impl StateBytes {
-    /// Those of a sequence of so many positions. A row may ask for four thousand million tokens: what exceeds 64 bits is as good as their
-    /// largest number, and is refused.
-    pub fn of(self, positions: u64) -> u64 {
-        positions.saturating_mul(self.a_token).saturating_add(self.fixed)
-    }
-}
-
 /// What the job and the machine allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -109,6 +93,10 @@ pub struct Limits {
     pub reading_bytes: u64,
     /// Answers under construction.
     pub output_bytes: u64,
+    /// The disk that states may wait on.
+    pub scratch: Scratch,
+    /// This machine's rates, where they were measured.
+    pub rates: Option<Rates>,
 }
 
 /// How fast this machine reads and computes: measured once and recorded, never the time of a run that the plan is for.
@@ -118,6 +106,16 @@ pub struct Rates {
     pub disk_bytes_per_s: u64,
     /// FLOP of products with weights in a second, all threads together.
     pub flops_per_s: u64,
+}
+
+/// What is taken of a machine that was never measured: a disk of 1.5 GB/s, 100 GFLOP/s a thread.
+const ASSUMED: Rates = Rates { disk_bytes_per_s: 1_500_000_000, flops_per_s: 100_000_000_000 };
+
+impl Limits {
+    /// The rates that sizes are weighed by.
+    pub(super) fn weighed_by(&self) -> Rates {
+        self.rates.unwrap_or(Rates { flops_per_s: ASSUMED.flops_per_s * self.threads as u64, ..ASSUMED })
+    }
 }
 
 /// The job's rows in a few numbers.
@@ -130,36 +128,74 @@ pub(super) struct Needs {
     pub longest: u64,
     pub longest_prompt: u64,
     pub longest_answer: u64,
+    pub shortest_prompt: u64,
     /// Positions of all sequences.
     pub positions: u64,
     pub drawn: bool,
     /// Some row wants the logits of all its positions.
     pub scores_prompts: bool,
-    pub state_all: u64,
+    /// Of those whose answers are longer than a token: they leave states behind.
+    pub kept: Kept,
+    /// Of all.
+    pub all: Kept,
+    /// The longest prompt of the others: they need none once it has been through in one sweep.
+    pub longest_passing: u64,
+}
+
+/// Some of the sequences.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Kept {
+    pub sequences: u64,
+    pub longest: u64,
+    /// States of all of them.
+    pub state_bytes: u64,
+}
+
+impl Kept {
+    fn add(&mut self, row: &RowFacts, m: &ModelFacts) {
+        self.sequences += 1;
+        self.longest = self.longest.max(row.positions_max());
+        // Many rows of absurd lengths are refused, not a fault of the program.
+        self.state_bytes = self.state_bytes.saturating_add(m.state.of(row.positions_max()));
+    }
+
+    /// States of so many of the longest sequences, or of all there are.
+    pub fn bytes(&self, m: &ModelFacts, sequences: u64) -> u64 {
+        if self.sequences == 0 {
+            return 0;
+        }
+        let one = m.state.of(self.longest);
+        one.saturating_mul(sequences).min(self.state_bytes).max(one)
+    }
 }
 
 impl Needs {
+    /// Those of `rows`.
     pub fn of(rows: &[RowFacts], m: &ModelFacts) -> Self {
-        let mut n = Needs { rows: rows.len() as u64, ..Needs::default() };
+        let mut n = Needs { rows: rows.len() as u64, shortest_prompt: u64::MAX, ..Needs::default() };
         for row in rows.iter().filter(|r| !r.is_idle()) {
             let prompt = u64::from(row.prompt_tokens);
             n.runnable += 1;
             n.prompt_tokens += prompt;
             n.longest = n.longest.max(row.positions_max());
             n.longest_prompt = n.longest_prompt.max(prompt);
+            n.shortest_prompt = n.shortest_prompt.min(prompt);
             n.longest_answer = n.longest_answer.max(u64::from(row.max_tokens));
             n.positions += row.positions_max();
             n.drawn |= row.drawn;
             n.scores_prompts |= row.prompt_logprobs;
-            // Many rows of absurd lengths are refused, not a fault of the program.
-            n.state_all = n.state_all.saturating_add(m.state.of(row.positions_max()));
+            n.all.add(row, m);
+            if row.max_tokens > 1 {
+                n.kept.add(row, m);
+            } else {
+                n.longest_passing = n.longest_passing.max(prompt);
+            }
         }
         n
     }
 
-    /// States of so many of the longest sequences, or of all there are.
-    pub fn state_bytes(&self, m: &ModelFacts, sequences: u64) -> u64 {
-        let one = m.state.of(self.longest);
-        one.saturating_mul(sequences).min(self.state_all).max(one)
+    /// Sequences that leave states behind where prompts of up to `prefill_rows` tokens go through in one sweep.
+    pub fn kept_beside(&self, prefill_rows: u64) -> &Kept {
+        if self.longest_passing <= prefill_rows { &self.kept } else { &self.all }
     }
 }

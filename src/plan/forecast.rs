@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::weigh::Weights;
-use super::{ModelFacts, Outcome, Rates, Schedule, Span};
+use super::{Home, ModelFacts, Outcome, Rates, Schedule, Span};
 
 /// Counts and bytes of a job before it runs; an upper bound, since answers may end early.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -22,6 +22,10 @@ pub struct Forecast {
     pub bytes_trunk: u64,
     /// Bytes of experts that are read, if rows chose them evenly.
     pub bytes_experts: u64,
+    /// Bytes of states that are read from disk.
+    pub bytes_state_read: u64,
+    /// Bytes of states that are written to disk.
+    pub bytes_state_written: u64,
     /// Arithmetic, in thousand millions of FLOP: a product of two numbers and its addition are two.
     pub gflop: u64,
     /// Time of all sweeps, milliseconds, each as long as its reading or its arithmetic, whichever takes longer; none where the machine's
@@ -39,6 +43,16 @@ pub(super) struct Alike {
     wanted: u64,
     /// Pairs of a row and a position that it attends to, in the mean.
     pairs: f64,
+    /// Bytes of states read from disk in each, and written there.
+    pub state_read: f64,
+    pub state_written: f64,
+}
+
+impl Alike {
+    /// Arithmetic of each.
+    pub fn flop(&self, m: &ModelFacts) -> f64 {
+        self.rows as f64 * m.row_flop as f64 + self.wanted as f64 * m.head_flop as f64 + self.pairs * m.pair_flop as f64
+    }
 }
 
 /// Drives `schedule` to its end, every answer as long as it may be.
@@ -46,12 +60,28 @@ pub(super) fn drive(mut schedule: Schedule, mut each: impl FnMut(Alike)) {
     let mut outcome = Outcome::default();
     while let Some(sweep) = schedule.next(&outcome) {
         let more = schedule.skip_alike();
-        let mut alike = Alike { sweeps: 1 + more, rows: 0, wanted: 0, pairs: more as f64 / 2.0 * sweep.spans.len() as f64 };
+        let mut alike = Alike {
+            sweeps: 1 + more,
+            rows: 0,
+            wanted: 0,
+            pairs: more as f64 / 2.0 * sweep.spans.len() as f64,
+            state_read: 0.0,
+            state_written: 0.0,
+        };
+        let state = schedule.state();
         let rows = schedule.rows();
         for span in &sweep.spans {
             let (row, len) = (&rows[span.row as usize], u64::from(span.positions.end - span.positions.start));
             alike.rows += len;
             alike.wanted += if row.prompt_logprobs { len } else { u64::from(span.positions.end >= row.prompt_tokens) };
+            match (span.from, span.home) {
+                (Home::Scratch, Home::Scratch) => alike.state_read += state.read(f64::from(span.positions.start) + more as f64 / 2.0),
+                (Home::Scratch, _) => alike.state_read += state.read(f64::from(span.positions.start)) / alike.sweeps as f64,
+                _ => {}
+            }
+            if span.home == Home::Scratch {
+                alike.state_written += state.written(len);
+            }
             alike.pairs += len as f64 * (f64::from(span.positions.start) + f64::from(span.positions.end) + 1.0) / 2.0;
         }
         each(alike);
@@ -74,14 +104,16 @@ pub fn forecast(schedule: Schedule, m: &ModelFacts, rates: Option<Rates>) -> For
     }
     let weights = Weights::new(m, schedule.allotment().kept_panels, schedule.allotment().kept_blocks);
     let (trunk_once, experts_once) = weights.once(positions);
-    let (mut experts, mut flop, mut seconds) = (0.0, 0.0, 0.0);
+    let (mut experts, mut flop, mut seconds, mut state_read, mut state_written) = (0.0, 0.0, 0.0, 0.0, 0.0);
     drive(schedule, |alike| {
         let sweeps = alike.sweeps as f64;
         let first = f.sweeps == 0; // which reads what stays
         let trunk = weights.trunk(alike.rows);
         let [union, _] = weights.union(alike.rows as f64);
-        let (row, head, pair) = (m.row_flop as f64, m.head_flop as f64, m.pair_flop as f64);
-        let work = alike.rows as f64 * row + alike.wanted as f64 * head + alike.pairs * pair;
+        let work = alike.flop(m);
+        let states = alike.state_read + alike.state_written;
+        state_read += alike.state_read * sweeps;
+        state_written += alike.state_written * sweeps;
         f.sweeps += alike.sweeps;
         f.bytes_trunk = f.bytes_trunk.saturating_add(trunk.saturating_mul(alike.sweeps)).saturating_add(if first { trunk_once } else { 0 });
         experts += union * sweeps + if first { experts_once } else { 0.0 };
@@ -89,12 +121,14 @@ pub fn forecast(schedule: Schedule, m: &ModelFacts, rates: Option<Rates>) -> For
         if let Some(rates) = rates {
             let reading = |bytes: f64| bytes / rates.disk_bytes_per_s.max(1) as f64;
             let computing = work / rates.flops_per_s.max(1) as f64;
-            let streamed = reading(trunk as f64 + union).max(computing);
-            let alone = if first { reading(trunk as f64 + union + trunk_once as f64 + experts_once).max(computing) } else { streamed };
+            let streamed = reading(trunk as f64 + union + states).max(computing);
+            let alone =
+                if first { reading(trunk as f64 + union + states + trunk_once as f64 + experts_once).max(computing) } else { streamed };
             seconds += alone + streamed * (sweeps - 1.0);
         }
     });
     f.bytes_experts = experts as u64;
+    (f.bytes_state_read, f.bytes_state_written) = (state_read as u64, state_written as u64);
     f.gflop = (flop / 1e9) as u64;
     f.wall_ms = rates.map(|_| (seconds * 1e3) as u64);
     f
@@ -102,7 +136,7 @@ pub fn forecast(schedule: Schedule, m: &ModelFacts, rates: Option<Rates>) -> For
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Allotment, Grouping, StateBytes, Walkers};
+    use super::super::{Allotment, Grouping, StateBytes, States, Walkers};
     use super::*;
     use crate::memory::Ledger;
     use crate::request::RowFacts;
@@ -119,8 +153,12 @@ mod tests {
         let allotment = Allotment {
             ledger: Ledger::default(),
             wave,
+            pool: wave,
+            refill: 1,
             prefill_rows,
+            states: States::Memory,
             state_bytes: u64::MAX,
+            state_ring_bytes: [0; 2],
             panel_ring_bytes: 0,
             block_ring_bytes: 0,
             blocks_in_flight: 1,

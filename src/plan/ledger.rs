@@ -4,6 +4,7 @@
 //! what more memory would be for.
 
 use super::facts::{Limits, ModelFacts, Needs};
+use super::states::States;
 use crate::memory::Ledger;
 use crate::units::{show_bytes, show_count};
 
@@ -12,12 +13,20 @@ use crate::units::{show_bytes, show_count};
 pub struct Allotment {
     /// All lines; their sum is at most the budget.
     pub ledger: Ledger,
-    /// Most sequences in flight.
+    /// Most sequences that decode together.
     pub wave: usize,
+    /// Most sequences that have begun and not ended, those that wait included; those that end with their prompt do not count.
+    pub pool: usize,
+    /// So many prompts, or all that are left, must have room before some are read again.
+    pub refill: usize,
     /// Most prompt rows in a sweep.
     pub prefill_rows: usize,
-    /// Ceiling of all sequences' states.
+    /// Where states lie.
+    pub states: States,
+    /// Ceiling of all states in memory between sweeps.
     pub state_bytes: u64,
+    /// Memory through which states on disk are read, and through which they are written; 0 where none are on disk.
+    pub state_ring_bytes: [u64; 2],
     /// Memory through which panels stream.
     pub panel_ring_bytes: u64,
     /// Memory through which blocks stream.
@@ -55,6 +64,15 @@ const EXPERT_ROWS: u64 = 4096;
 const EXPERT_BYTES: u64 = 32 << 20;
 /// Parts in a hundred that buffers of changing sizes leave unused.
 const SLACK_PERCENT: u64 = 10;
+/// What a sequence in flight takes beside its states: itself, and for each token its id, its log-probabilities and its timing.
+const SEQUENCE_BYTES: u64 = 1024;
+const TOKEN_BYTES: u64 = 40;
+/// States on disk that are on their way at once, either way.
+const PASSING_PIECES: u64 = 8;
+/// Fixed states that are worked on side by side take so much, or as much as one of them.
+pub const SIDE_BY_SIDE_BYTES: u64 = 16 << 20;
+/// What a piece on disk takes more than its bytes, at most: two sectors.
+const SECTORS_BYTES: u64 = 8192;
 /// Rows of a walker at least: each decodes every weight for itself, a trifle from here on.
 const WALKER_ROWS: u64 = 256;
 
@@ -91,7 +109,10 @@ pub fn reading_room(budget_bytes: u64, m: &ModelFacts) -> u64 {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub wave: u64,
+    pub pool: u64,
+    pub refill: u64,
     pub prefill_rows: u64,
+    pub states: States,
     /// Panels and blocks that their rings hold, and blocks that are computed side by side.
     pub panels: u64,
     pub blocks: u64,
@@ -103,24 +124,83 @@ pub(super) struct Sizes {
     pub walkers: usize,
 }
 
+/// Rows of a sweep whose next token is wanted: of answers, and the last ones of prompts.
+fn wanted(needs: &Needs, sizes: &Sizes) -> u64 {
+    let through = sizes.prefill_rows / needs.shortest_prompt.max(1) + 1;
+    sizes.wave.saturating_add(through).min(needs.runnable)
+}
+
 /// Bytes of all rows in a sweep, inside a layer or at the head, whichever takes more.
 fn activation_bytes(m: &ModelFacts, needs: &Needs, rows: u64, sizes: &Sizes) -> u64 {
     let pairs = expert_rows_of(sizes.walkers as u64, rows, m.chosen(), m.expert_row_bytes);
     let layer = rows.saturating_mul(m.layer_row_bytes).saturating_add(pairs.saturating_mul(m.expert_row_bytes));
-    let wanted = if needs.scores_prompts { rows } else { rows.min(sizes.wave) };
+    let wanted = if needs.scores_prompts { rows } else { rows.min(wanted(needs, sizes)) };
     let inside = layer.max(wanted.saturating_mul(m.head_row_bytes));
     let bytes = rows.saturating_mul(m.stream_row_bytes).saturating_add(inside);
     bytes.saturating_add((bytes / 100).saturating_mul(SLACK_PERCENT))
 }
 
+/// Bytes of states in memory between sweeps.
+fn state_bytes(m: &ModelFacts, needs: &Needs, sizes: &Sizes) -> u64 {
+    let most = match sizes.states {
+        States::Memory => needs.kept_beside(sizes.prefill_rows).bytes(m, sizes.pool),
+        States::Parked => needs.kept_beside(sizes.prefill_rows).bytes(m, sizes.wave),
+        States::Passing => 0,
+    };
+    if needs.runnable == 0 { 0 } else { most }
+}
+
+/// What states that are not in memory between sweeps take while they are.
+#[derive(Debug, Clone, Copy, Default)]
+struct Transit {
+    /// Of reads, of writes.
+    rings: [u64; 2],
+    /// Fixed states side by side.
+    side_by_side: u64,
+    /// States of one layer that are asked for several times.
+    layer: u64,
+    /// Where each lies.
+    book: u64,
+}
+
+impl Transit {
+    fn of(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: &Sizes) -> Self {
+        let (on_disk, passing) = (sizes.states != States::Memory, needs.longest_passing > 0);
+        if !on_disk && !passing {
+            return Transit::default();
+        }
+        let records = m.state.whole_every() - 1;
+        let longest = if on_disk { needs.longest } else { 0 };
+        let one = m.state.piece + records * m.state.piece_log;
+        // Each record begins at a sector of its own.
+        let piece = m.state.piece + SECTORS_BYTES + records * (m.state.piece_log + SECTORS_BYTES);
+        let room = piece.max(longest.saturating_mul(m.state.layer_token).saturating_add(SECTORS_BYTES));
+        let decoding = if sizes.states == States::Passing { sizes.wave.saturating_mul(needs.longest) } else { 0 };
+        // Of prompts in a sweep one was begun before, and one will go on.
+        let prompts = sizes.prefill_rows.saturating_add(if on_disk { needs.longest_prompt } else { 0 });
+        Transit {
+            rings: if on_disk { [room.saturating_mul(PASSING_PIECES); 2] } else { [0; 2] },
+            side_by_side: (one.saturating_mul(sizes.walkers as u64))
+                .max(SIDE_BY_SIDE_BYTES.min(one.saturating_mul(sizes.prefill_rows.max(sizes.wave)))),
+            layer: prompts.saturating_add(decoding).saturating_mul(m.state.layer_token),
+            book: if on_disk { sizes.pool.saturating_mul(limits.scratch.slot_memory_bytes) } else { 0 },
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        [self.side_by_side, self.layer, self.book].iter().chain(&self.rings).fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+}
+
 /// The ledger of these sizes.
 pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes) -> Allotment {
-    let Sizes { wave, prefill_rows, panels, blocks, flight, kept_panels, kept_blocks, walkers, .. } = sizes;
+    let Sizes { wave, pool, prefill_rows, panels, blocks, flight, kept_panels, kept_blocks, walkers, .. } = sizes;
     let mut ledger = Ledger::default();
     let rows = prefill_rows.saturating_add(if needs.longest_answer > 1 { wave } else { 0 });
     let panel = m.panels.iter().max().copied().unwrap_or(0);
     let block = m.blocks.iter().map(|b| b.2).max().unwrap_or(0);
-    let state_bytes = needs.state_bytes(m, wave);
+    let state_bytes = state_bytes(m, needs, &sizes);
+    let transit = Transit::of(m, limits, needs, &sizes);
     let (panel_ring_bytes, block_ring_bytes) = (panels * m.panel_room_bytes, blocks * m.block_room_bytes);
     ledger.reserve("process", PROCESS_BYTES, "code, stacks, the allocator's slack");
     ledger.reserve("index", m.index_bytes, "where every tensor lies");
@@ -135,11 +215,23 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     ledger.reserve("panel ring", panel_ring_bytes, ring);
     let ring = format!("{} experts of {}, {} of them computed side by side", show_count(blocks), show_bytes(block), show_count(flight));
     ledger.reserve("block ring", block_ring_bytes, ring);
-    let (sequences, tokens) = (show_count(wave), show_count(needs.longest));
-    ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in flight, each up to {tokens} tokens"));
+    let in_memory = match sizes.states {
+        States::Memory => pool,
+        States::Parked => wave,
+        States::Passing => 0,
+    };
+    let (sequences, tokens) = (show_count(in_memory), show_count(needs.longest));
+    ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in memory, each up to {tokens} tokens"));
+    let buys = format!("states of {} sequences pass through on their way from and to the disk", show_count(pool));
+    ledger.reserve("states in transit", transit.bytes(), buys);
+    let begun = pool.saturating_add(if needs.longest_passing > 0 { prefill_rows } else { 0 }).min(needs.runnable);
+    let one = needs.longest.saturating_mul(TOKEN_BYTES).saturating_add(SEQUENCE_BYTES);
+    let all = needs.positions.saturating_mul(TOKEN_BYTES).saturating_add(needs.runnable * SEQUENCE_BYTES);
+    let tokens = format!("tokens of up to {} sequences that have begun", show_count(begun));
+    ledger.reserve("sequences", begun.saturating_mul(one).min(all), tokens);
     let activations = activation_bytes(m, needs, rows, &sizes);
     ledger.reserve("activations", activations, format!("{} tokens in a sweep", show_count(rows)));
-    let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wave + 1) } else { 0 };
+    let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wanted(needs, &sizes) + 1) } else { 0 };
     ledger.reserve("logits", drawn, "whole rows of logits, for rows that draw their tokens");
     let (kept, rest) = m.panels.split_at(kept_panels as usize);
     let streamed = |panels: &[u64]| panels.iter().filter(|bytes| **bytes > 0).count() as u64;
@@ -160,8 +252,12 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     Allotment {
         ledger,
         wave: wave as usize,
+        pool: pool as usize,
+        refill: sizes.refill as usize,
         prefill_rows: prefill_rows as usize,
+        states: sizes.states,
         state_bytes,
+        state_ring_bytes: transit.rings,
         panel_ring_bytes,
         block_ring_bytes,
         blocks_in_flight: flight,

@@ -10,14 +10,16 @@ mod footprint;
 mod forecast;
 mod ledger;
 mod schedule;
+mod states;
 mod weigh;
 
 pub use budget::{Refusal, allot};
-pub use facts::{Limits, ModelFacts, Rates, StateBytes};
+pub use facts::{Limits, ModelFacts, Rates};
 pub use footprint::{BLOCKS_MAX, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
-pub use ledger::{Allotment, Walkers, expert_rows, need_all, reading_room};
+pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
 pub use schedule::{Grouping, Schedule};
+pub use states::{Scratch, StateBytes, States};
 
 use std::ops::Range;
 
@@ -30,6 +32,21 @@ pub struct Span {
     pub row: u64,
     /// Absolute positions.
     pub positions: Range<u32>,
+    /// Where the sequence's states lie before; nowhere when it begins.
+    pub from: Home,
+    /// Where they are left. Nowhere when nothing follows.
+    pub home: Home,
+}
+
+/// Where a sequence's states lie between two sweeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Home {
+    /// There are none.
+    Nowhere,
+    /// In memory.
+    Memory,
+    /// In the scratch file: a layer's states are in memory while that layer is swept.
+    Scratch,
 }
 
 /// One pass of rows through all layers.

@@ -1,6 +1,12 @@
-//! The sequence of sweeps: rows are admitted in the grouping's order as others end.
+//! The sequence of sweeps: prompts go through in bulk, wait, and decode in waves.
+//!
+//! A prompt needs nearly every expert, so that one prompt read into a decoding wave costs a whole sweep's bytes: prompts are read when many
+//! can be, in the grouping's order, and the answers at hand ride along. A sequence whose prompt is through waits until the wave has a place
+//! for it; where its states wait is said in each span ([`super::Home`]).
 
-use super::{Allotment, Outcome, Span, StateBytes, Sweep};
+use std::collections::BTreeMap;
+
+use super::{Allotment, Home, Outcome, Span, StateBytes, States, Sweep};
 use crate::request::RowFacts;
 
 /// In which order requests are admitted.
@@ -19,9 +25,13 @@ pub enum Grouping {
 struct Active {
     slot: usize,
     row: u32,
+    /// Its place in the order of admission.
+    rank: u32,
     /// Positions that have been through the model.
     done: u32,
+    /// What its states take in memory, wherever they lie.
     state_bytes: u64,
+    home: Home,
 }
 
 /// Hands out sweeps until every request has ended.
@@ -31,12 +41,47 @@ pub struct Schedule {
     grouping: Grouping,
     order: Vec<u32>,
     next: usize,
-    /// In order of admission.
-    active: Vec<Active>,
-    free: Vec<usize>,
+    /// Whose prompts are being read, in order of admission.
+    reading: Vec<Active>,
+    /// Whose prompts are through, by rank: those that can decode as they are, and those whose states are to come into memory first.
+    waiting: BTreeMap<u32, Active>,
+    parked: BTreeMap<u32, Active>,
+    /// Who decodes, in order of admission.
+    wave: Vec<Active>,
+    /// Prompts are read until no more can be admitted.
+    in_bulk: bool,
+    slots: Slots,
     allotment: Allotment,
     state: StateBytes,
+    /// Of states in memory: bytes, sequences.
     state_used: u64,
+    in_memory: usize,
+}
+
+/// Places of sequences: below the pool's size for those that may wait, behind it for those that end with their prompt.
+#[derive(Debug, Clone)]
+struct Slots {
+    pool: Vec<usize>,
+    beyond: Vec<usize>,
+    made: usize,
+    most: usize,
+}
+
+impl Slots {
+    fn new(most: usize) -> Self {
+        Slots { pool: (0..most).rev().collect(), beyond: Vec::new(), made: most, most }
+    }
+
+    fn beyond(&mut self) -> usize {
+        self.beyond.pop().unwrap_or_else(|| {
+            self.made += 1;
+            self.made - 1
+        })
+    }
+
+    fn free(&mut self, slot: usize) {
+        if slot < self.most { self.pool.push(slot) } else { self.beyond.push(slot) }
+    }
 }
 
 impl Schedule {
@@ -48,8 +93,22 @@ impl Schedule {
             Grouping::Length => order.sort_by_key(|&i| std::cmp::Reverse(rows[i as usize].positions_max())),
             Grouping::Random => order.sort_by_cached_key(|&i| mix(u64::from(i))),
         }
-        let free = (0..allotment.wave).rev().collect();
-        Schedule { rows, grouping, order, next: 0, active: Vec::new(), free, allotment, state, state_used: 0 }
+        Schedule {
+            rows,
+            grouping,
+            order,
+            next: 0,
+            reading: Vec::new(),
+            waiting: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            wave: Vec::new(),
+            in_bulk: false,
+            slots: Slots::new(allotment.pool),
+            allotment,
+            state,
+            state_used: 0,
+            in_memory: 0,
+        }
     }
 
     /// How memory is shared out.
@@ -60,6 +119,11 @@ impl Schedule {
     /// In which order requests are admitted.
     pub fn grouping(&self) -> Grouping {
         self.grouping
+    }
+
+    /// What a sequence leaves behind.
+    pub(super) fn state(&self) -> StateBytes {
+        self.state
     }
 
     /// The facts of all rows.
@@ -80,26 +144,11 @@ impl Schedule {
     /// The next sweep, given what became of the last one; `None` when every request has ended.
     pub fn next(&mut self, last: &Outcome) -> Option<Sweep> {
         self.release(&last.ended);
-        let mut room = self.allotment.prefill_rows as u32;
-        let mut spans = Vec::with_capacity(self.active.len());
-        for active in &mut self.active {
-            let prompt = self.rows[active.row as usize].prompt_tokens;
-            let count = if active.done >= prompt { 1 } else { (prompt - active.done).min(room) };
-            if active.done < prompt {
-                room -= count;
-            }
-            if count > 0 {
-                spans.push(advance(active, count));
-            }
-        }
-        while room > 0
-            && let Some(mut active) = self.admit()
-        {
-            let count = self.rows[active.row as usize].prompt_tokens.min(room);
-            room -= count;
-            spans.push(advance(&mut active, count));
-            self.active.push(active);
-        }
+        self.sort_out_read();
+        let mut spans = Vec::with_capacity(self.wave.len());
+        spans.extend(self.wave.iter_mut().map(|active| advance(active, 1)));
+        self.refill(&mut spans);
+        self.read(&mut spans);
         spans.sort_unstable_by_key(|span| span.slot);
         (!spans.is_empty()).then_some(Sweep { spans })
     }
@@ -108,12 +157,12 @@ impl Schedule {
     pub(super) fn skip_alike(&mut self) -> u64 {
         let rows = &self.rows;
         let answering = |a: &Active| a.done > rows[a.row as usize].prompt_tokens;
-        if self.has_room() || !self.active.iter().all(answering) {
+        if !self.reading.is_empty() || self.begins_to_read() || !self.wave.iter().all(answering) {
             return 0;
         }
-        let left = self.active.iter().map(|a| rows[a.row as usize].positions_max().saturating_sub(u64::from(a.done))).min();
+        let left = self.wave.iter().map(|a| rows[a.row as usize].positions_max().saturating_sub(u64::from(a.done))).min();
         let left = left.unwrap_or(0);
-        for active in &mut self.active {
+        for active in &mut self.wave {
             active.done += left as u32;
         }
         left
@@ -123,45 +172,167 @@ impl Schedule {
         if ended.is_empty() {
             return;
         }
-        self.active.retain(|active| {
+        let (mut bytes, mut sequences, slots) = (0, 0, &mut self.slots);
+        let mut stays = |active: &Active| {
             let stays = ended.binary_search(&active.slot).is_err();
             if !stays {
-                self.state_used -= active.state_bytes;
-                self.free.push(active.slot);
+                slots.free(active.slot);
+                if active.home == Home::Memory {
+                    bytes += active.state_bytes;
+                    sequences += 1;
+                }
             }
             stays
-        });
-        self.free.sort_unstable_by(|a, b| b.cmp(a));
+        };
+        self.wave.retain(&mut stays);
+        self.reading.retain(&mut stays);
+        self.state_used -= bytes;
+        self.in_memory -= sequences;
+        self.slots.pool.sort_unstable_by(|a, b| b.cmp(a));
+        self.slots.beyond.sort_unstable_by(|a, b| b.cmp(a));
     }
 
-    /// Whether the next request in order could be admitted.
-    fn has_room(&self) -> bool {
-        let next = self.order.get(self.next);
-        next.is_some_and(|&row| !self.free.is_empty() && self.state_used + self.state_bytes(row) <= self.allotment.state_bytes)
+    /// Sequences whose prompts are through wait for their turn.
+    fn sort_out_read(&mut self) {
+        let rows = &self.rows;
+        let through = |active: &mut Active| active.done >= rows[active.row as usize].prompt_tokens;
+        for active in self.reading.extract_if(.., through) {
+            let comes_in = active.home == Home::Scratch && self.allotment.states == States::Parked;
+            let waiting = if comes_in { &mut self.parked } else { &mut self.waiting };
+            waiting.insert(active.rank, active);
+        }
+    }
+
+    /// Admits who waits to the wave.
+    fn refill(&mut self, spans: &mut Vec<Span>) {
+        while self.wave.len() < self.allotment.wave {
+            let parked = self.parked.first_key_value().filter(|(_, first)| self.has_memory(first.state_bytes)).map(|(&rank, _)| rank);
+            let here = self.waiting.first_key_value().map(|(&rank, _)| rank);
+            let mut active = match (here, parked) {
+                (Some(here), parked) if parked.is_none_or(|parked| here < parked) => {
+                    self.waiting.remove(&here).expect("looked at just now")
+                }
+                (_, Some(parked)) => self.parked.remove(&parked).expect("looked at just now"),
+                _ => return,
+            };
+            let from = active.home;
+            if parked == Some(active.rank) {
+                self.take_memory(active.state_bytes);
+                active.home = Home::Memory;
+            }
+            spans.push(Span { from, ..advance(&mut active, 1) });
+            self.wave.push(active);
+        }
+    }
+
+    /// Reads prompts.
+    fn read(&mut self, spans: &mut Vec<Span>) {
+        let mut room = self.allotment.prefill_rows as u32;
+        for active in &mut self.reading {
+            let count = (self.rows[active.row as usize].prompt_tokens - active.done).min(room);
+            if count > 0 {
+                room -= count;
+                spans.push(advance(active, count));
+            }
+        }
+        self.in_bulk = self.in_bulk || self.begins_to_read();
+        while self.in_bulk && room > 0 {
+            let Some(mut active) = self.admit(room) else { return };
+            let count = self.rows[active.row as usize].prompt_tokens.min(room);
+            room -= count;
+            spans.push(Span { from: Home::Nowhere, ..advance(&mut active, count) });
+            self.reading.push(active);
+        }
+    }
+
+    /// Whether the time has come to read prompts: there is room for many, or nothing else to do.
+    fn begins_to_read(&self) -> bool {
+        let left = self.order.len() - self.next;
+        let many = self.allotment.refill.min(left);
+        left > 0 && (self.in_bulk || (self.wave.is_empty() && self.waiting.is_empty() && self.parked.is_empty()) || self.admissible(many))
+    }
+
+    /// Whether so many of the next requests could be admitted.
+    fn admissible(&self, count: usize) -> bool {
+        let next = &self.order[self.next..self.next + count];
+        let (mut slots, mut in_memory, mut used) = (self.slots.pool.len(), self.in_memory, self.state_used);
+        next.iter().all(|&row| {
+            if self.ends_with_its_prompt(row) {
+                return true;
+            }
+            let bytes = self.state_bytes(row);
+            let home = self.home_of(bytes, in_memory, used);
+            if home == Some(Home::Memory) {
+                in_memory += 1;
+                used += bytes;
+            }
+            slots = slots.wrapping_sub(1);
+            slots != usize::MAX && home.is_some()
+        })
+    }
+
+    /// Where the next sequence's states would lie, beside so many in memory; none if there is no room.
+    fn home_of(&self, bytes: u64, in_memory: usize, used: u64) -> Option<Home> {
+        let fits = used + bytes <= self.allotment.state_bytes;
+        match self.allotment.states {
+            States::Memory => fits.then_some(Home::Memory),
+            States::Parked if fits && in_memory < self.allotment.wave => Some(Home::Memory),
+            States::Parked | States::Passing => Some(Home::Scratch),
+        }
+    }
+
+    fn has_memory(&self, bytes: u64) -> bool {
+        self.in_memory < self.allotment.wave && self.state_used + bytes <= self.allotment.state_bytes
+    }
+
+    fn take_memory(&mut self, bytes: u64) {
+        self.state_used += bytes;
+        self.in_memory += 1;
     }
 
     fn state_bytes(&self, row: u32) -> u64 {
         self.state.of(self.rows[row as usize].positions_max())
     }
 
-    /// The next request in order, if a slot and state memory are free.
-    fn admit(&mut self) -> Option<Active> {
-        if !self.has_room() {
+    /// Whether nothing follows a row's prompt, so that it leaves no states behind: it goes through in one sweep.
+    fn ends_with_its_prompt(&self, row: u32) -> bool {
+        let facts = &self.rows[row as usize];
+        facts.max_tokens <= 1 && facts.prompt_tokens as usize <= self.allotment.prefill_rows
+    }
+
+    /// The next request in order, if there is room for it beside `room` rows.
+    fn admit(&mut self, room: u32) -> Option<Active> {
+        let Some(&row) = self.order.get(self.next) else {
+            self.in_bulk = false;
             return None;
-        }
-        let &row = self.order.get(self.next)?;
-        let state_bytes = self.state_bytes(row);
-        let slot = self.free.pop()?;
+        };
+        let (slot, home, state_bytes) = if self.ends_with_its_prompt(row) {
+            if self.rows[row as usize].prompt_tokens > room {
+                return None; // in the next sweep
+            }
+            (self.slots.beyond(), Home::Nowhere, 0)
+        } else {
+            let bytes = self.state_bytes(row);
+            let home = self.home_of(bytes, self.in_memory, self.state_used).filter(|_| !self.slots.pool.is_empty());
+            let Some(home) = home else {
+                self.in_bulk = false;
+                return None;
+            };
+            if home == Home::Memory {
+                self.take_memory(bytes);
+            }
+            (self.slots.pool.pop().expect("looked at just now"), home, bytes)
+        };
+        let rank = self.next as u32;
         self.next += 1;
-        self.state_used += state_bytes;
-        Some(Active { slot, row, done: 0, state_bytes })
+        Some(Active { slot, row, rank, done: 0, state_bytes, home })
     }
 }
 
 fn advance(active: &mut Active, count: u32) -> Span {
     let positions = active.done..active.done + count;
     active.done += count;
-    Span { slot: active.slot, row: u64::from(active.row), positions }
+    Span { slot: active.slot, row: u64::from(active.row), positions, from: active.home, home: active.home }
 }
 
 /// A fixed permutation-like hash (the finaliser of SplitMix64, Steele et al. 2014).
@@ -183,8 +354,12 @@ mod tests {
         Allotment {
             ledger: Ledger::default(),
             wave,
+            pool: wave,
+            refill: 1,
+            states: States::Memory,
             prefill_rows,
             state_bytes,
+            state_ring_bytes: [0; 2],
             panel_ring_bytes: 0,
             block_ring_bytes: 0,
             blocks_in_flight: 1,
@@ -194,7 +369,7 @@ mod tests {
         }
     }
 
-    const ONE: StateBytes = StateBytes { fixed: 1, a_token: 1 };
+    const ONE: StateBytes = StateBytes { fixed: 1, a_token: 1, log: 0, piece: 1, piece_log: 0, layer_token: 1 };
 
     fn row(prompt_tokens: u32, max_tokens: u32) -> RowFacts {
         RowFacts { prompt_tokens, max_tokens, faulty: false, drawn: false, prompt_logprobs: true }
@@ -217,24 +392,38 @@ mod tests {
         #[test]
         fn every_position_is_computed_once_and_in_order(
             lengths in prop::collection::vec((1u32..40, 0u32..12), 1..40),
-            wave in 1usize..9,
+            (wave, more, refill) in (1usize..9, 0usize..30, 1usize..9),
             prefill_rows in 1usize..50,
+            states in prop::sample::select(vec![States::Memory, States::Parked, States::Passing]),
             grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
         ) {
             let rows: Vec<_> = lengths.iter().map(|&(p, n)| row(p, n)).collect();
-            let sweeps = drive(Schedule::new(rows.clone(), grouping, allotment(wave, prefill_rows, 60), ONE));
+            let given = Allotment { pool: wave + more, refill, states, ..allotment(wave, prefill_rows, 60) };
+            let sweeps = drive(Schedule::new(rows.clone(), grouping, given, ONE));
             let mut done = vec![0; rows.len()];
+            let mut homes = vec![Home::Nowhere; rows.len()];
             for sweep in &sweeps {
-                prop_assert!(sweep.spans.len() <= wave);
                 prop_assert!(sweep.spans.is_sorted_by(|a, b| a.slot < b.slot));
-                let mut prompt_rows = 0;
+                let (mut prompt_rows, mut answers) = (0, 0);
                 for span in &sweep.spans {
                     let at = span.row as usize;
                     prop_assert_eq!(span.positions.start, done[at]);
+                    prop_assert_eq!(span.from, homes[at]);
                     done[at] = span.positions.end;
-                    prompt_rows += span.positions.clone().filter(|&p| p < rows[at].prompt_tokens).count();
+                    let of_prompt = span.positions.clone().filter(|&p| p < rows[at].prompt_tokens).count();
+                    prompt_rows += of_prompt;
+                    answers += usize::from(of_prompt == 0);
+                    let ends = u64::from(span.positions.end) == rows[at].positions_max();
+                    prop_assert!(span.home != Home::Nowhere || ends, "nothing is thrown away that is needed");
+                    prop_assert!(span.home != Home::Scratch || states != States::Memory);
+                    homes[at] = span.home;
                 }
-                prop_assert!(prompt_rows <= prefill_rows);
+                prop_assert!(prompt_rows <= prefill_rows && answers <= wave);
+                let begun: Vec<usize> = (0..rows.len()).filter(|&r| homes[r] != Home::Nowhere && u64::from(done[r]) < rows[r].positions_max()).collect();
+                let in_memory = begun.iter().filter(|&&r| homes[r] == Home::Memory);
+                let bytes: u64 = in_memory.map(|&r| ONE.of(rows[r].positions_max())).sum();
+                prop_assert!(bytes <= 60, "{} bytes in memory", bytes);
+                prop_assert!(begun.len() <= wave + more);
             }
             for (row, done) in rows.iter().zip(done) {
                 prop_assert_eq!(u64::from(done), row.positions_max());
@@ -242,12 +431,62 @@ mod tests {
         }
     }
 
+    /// Rows of prompts and of answers in each sweep.
+    fn rhythm(rows: &[RowFacts], given: Allotment) -> Vec<(u32, u32)> {
+        let of = |sweep: &Sweep| {
+            let count = |of_prompt: bool| {
+                let spans = sweep.spans.iter().filter(|s| (s.positions.end <= rows[s.row as usize].prompt_tokens) == of_prompt);
+                spans.map(|s| s.positions.end - s.positions.start).sum()
+            };
+            (count(true), count(false))
+        };
+        drive(Schedule::new(rows.to_vec(), Grouping::Input, given, ONE)).iter().map(of).collect()
+    }
+
+    #[test]
+    fn prompts_are_read_in_bulk_and_answers_ride_along() {
+        let rows = vec![row(10, 3); 6];
+        let given = |pool, refill, states| Allotment { pool, refill, states, ..allotment(2, 20, 26) };
+        // All prompts, two at a time; then the answers of two at a time: the first two have ridden along.
+        let all = [(20, 0), (20, 2), (20, 2), (0, 2), (0, 2), (0, 2), (0, 2)];
+        assert_eq!(rhythm(&rows, given(6, 1, States::Parked)), all);
+        assert_eq!(rhythm(&rows, given(6, 1, States::Passing)), all);
+        // Memory for two: as many prompts are read as have ended.
+        assert_eq!(rhythm(&rows, given(2, 1, States::Memory)), [(20, 0), (0, 2), (0, 2)].repeat(3));
+        // Of unequal answers one ends first. Its successor is read at once, or both when both can be.
+        let rows = [row(10, 2), row(10, 4), row(10, 2), row(10, 2)];
+        assert_eq!(rhythm(&rows, given(2, 1, States::Memory)), [(20, 0), (0, 2), (10, 1), (0, 2), (10, 0), (0, 1)]);
+        assert_eq!(rhythm(&rows, given(2, 2, States::Memory)), [(20, 0), (0, 2), (0, 1), (0, 1), (20, 0), (0, 2)]);
+    }
+
+    #[test]
+    fn rows_that_end_with_their_prompt_leave_no_state_and_are_not_cut() {
+        let rows = vec![row(10, 1); 5];
+        let sweeps = drive(Schedule::new(rows, Grouping::Input, allotment(1, 25, 0), ONE));
+        let spans = sweeps.iter().map(|s| s.spans.len()).collect::<Vec<_>>();
+        assert_eq!(spans, [2, 2, 1]);
+        assert!(sweeps.iter().flat_map(|s| &s.spans).all(|s| (s.from, s.home) == (Home::Nowhere, Home::Nowhere)));
+    }
+
+    #[test]
+    fn a_sequence_comes_in_when_it_decodes_and_stays_on_disk_where_waves_pass() {
+        let rows = vec![row(10, 3); 3];
+        let homes = |states| -> Vec<Vec<(Home, Home)>> {
+            let given = Allotment { pool: 3, states, ..allotment(1, 30, 13) };
+            let sweeps = drive(Schedule::new(rows.clone(), Grouping::Input, given, ONE));
+            (0..3).map(|row| sweeps.iter().flat_map(|s| &s.spans).filter(|s| s.row == row).map(|s| (s.from, s.home)).collect()).collect()
+        };
+        use Home::{Memory as M, Nowhere as N, Scratch as S};
+        assert_eq!(homes(States::Parked), [[(N, M), (M, M), (M, M)], [(N, S), (S, M), (M, M)], [(N, S), (S, M), (M, M)]]);
+        assert_eq!(homes(States::Passing), vec![[(N, S), (S, S), (S, S)]; 3]);
+    }
+
     #[test]
     fn groupings_order_admission() {
-        let rows = vec![row(3, 1), row(9, 1), row(5, 1), row(1, 1)];
+        let rows = vec![row(3, 2), row(9, 2), row(5, 2), row(1, 2)];
         let first = |grouping| -> Vec<u64> {
             let sweeps = drive(Schedule::new(rows.clone(), grouping, allotment(1, 100, 100), ONE));
-            sweeps.iter().map(|s| s.spans[0].row).collect()
+            sweeps.iter().flat_map(|s| &s.spans).filter(|s| s.positions.start == 0).map(|s| s.row).collect()
         };
         assert_eq!(first(Grouping::Input), [0, 1, 2, 3]);
         assert_eq!(first(Grouping::Length), [1, 2, 0, 3]);

@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 
-use super::super::facts::StateBytes;
 use super::super::forecast::{drive, forecast};
 use super::super::ledger::need_all;
 use super::super::schedule::Schedule;
+use super::super::states::{Scratch, StateBytes};
 use super::super::weigh::Weights;
 use super::*;
 
@@ -16,7 +16,7 @@ pub fn facts() -> ModelFacts {
         panel_room_bytes: (1 << 20) + 8192,
         blocks: vec![(64, 4, 100_000); 8],
         block_room_bytes: 150_000,
-        state: StateBytes { fixed: 400_000, a_token: 1000 },
+        state: StateBytes { fixed: 400_000, a_token: 1000, log: 0, piece: 50_000, piece_log: 0, layer_token: 500 },
         stream_row_bytes: 4096,
         layer_row_bytes: 20_000,
         expert_row_bytes: 3000,
@@ -40,6 +40,8 @@ pub fn limits(budget_bytes: u64) -> Limits {
         threads: 2,
         reading_bytes: 0,
         output_bytes: 1 << 20,
+        scratch: Scratch::default(),
+        rates: None,
     }
 }
 
@@ -96,8 +98,10 @@ fn every_line_is_what_it_says() {
         ("panel ring", 4 * m.panel_room_bytes),
         ("block ring", 8 * m.block_room_bytes),
         ("sequence state", 2 * (400_000 + 110 * 1000)),
+        ("states in transit", 64 * 50_000 + 64 * 500),
+        ("sequences", 3 * 1024 + (110 + 54 + 70) * 40),
         ("activations", activations + activations / 100 * 10),
-        ("logits", 16_384 * 3),
+        ("logits", 16_384 * 4),
         ("resident trunk", 5 << 20),
         ("resident experts", 0),
         ("long rows", 0),
@@ -136,7 +140,7 @@ fn a_row_of_any_length_is_refused_and_not_a_panic() {
 
 #[test]
 fn what_memory_leaves_goes_to_rings_before_weights() {
-    let (m, rows) = (facts(), vec![row(100, 10, false); 4]);
+    let (m, rows) = (facts(), vec![row(100, 10, false)]);
     let limits = |budget| Limits { wave: Some(1), prefill_rows: Some(10), ..limits(budget) };
     let least = in_order(&rows, &m, &limits(0)).expect_err("nothing").smallest_bytes;
     let mut seen = Vec::new();
@@ -170,7 +174,7 @@ fn largest_model() -> ModelFacts {
         panel_room_bytes: (16 << 20) + 8192,
         blocks: vec![(896, 16, 17_547_264); 92],
         block_room_bytes: 17_547_264 + 6 * 8192,
-        state: StateBytes { fixed: 464_000_000, a_token: 55_000 },
+        state: StateBytes { fixed: 464_000_000, a_token: 55_000, log: 20_000_000, piece: 631_000, piece_log: 28_000, layer_token: 2304 },
         stream_row_bytes: 258_048,
         layer_row_bytes: 270_000,
         expert_row_bytes: 53_248,
@@ -184,20 +188,35 @@ fn largest_model() -> ModelFacts {
     }
 }
 
-fn read(rows: &[RowFacts], m: &ModelFacts, a: Allotment) -> u64 {
-    let f = forecast(Schedule::new(rows.to_vec(), Grouping::Input, a, m.state), m, None);
-    f.bytes_trunk + f.bytes_experts
+/// Bytes of weights, and hours.
+fn cost(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> (f64, f64) {
+    let a = in_order(rows, m, limits).expect("fits");
+    let f = forecast(Schedule::new(rows.to_vec(), Grouping::Input, a, m.state), m, Some(limits.weighed_by()));
+    ((f.bytes_trunk + f.bytes_experts) as f64, f.wall_ms.expect("rates are given") as f64 / 3.6e6)
 }
 
 #[test]
 fn prompts_of_a_wave_go_through_together_where_memory_is_short() {
     let (m, rows) = (largest_model(), vec![row(200, 8, false); 64]);
-    let tb: Vec<u64> = [3u64, 4, 5, 6, 8, 12]
-        .iter()
-        .map(|gib| read(&rows, &m, in_order(&rows, &m, &limits(gib << 30)).expect("fits")) / 1_000_000_000_000)
-        .collect();
-    assert!(tb.is_sorted_by(|a, b| a > b), "{tb:?}");
-    assert!(tb[0] < 50 && tb[4] < 25, "{tb:?}");
+    let costs: Vec<(f64, f64)> = [3u64, 4, 5, 6, 8, 12].iter().map(|gib| cost(&rows, &m, &limits(gib << 30))).collect();
+    assert!(costs.is_sorted_by(|a, b| a.1 > b.1), "{costs:?}");
+    assert!(costs[0].0 < 50e12 && costs[4].0 < 28e12, "{costs:?}");
+}
+
+#[test]
+fn a_disk_for_states_spares_weights_where_memory_holds_few() {
+    let (m, rows) = (largest_model(), vec![row(200, 8, false); 64]);
+    let with = |slots: u64| Limits {
+        scratch: Scratch { slot_bytes: 1 << 30, slot_memory_bytes: 30_000, free_bytes: slots << 30, write_limit_bytes: None },
+        ..limits(3 << 30)
+    };
+    let (none, all) = (cost(&rows, &m, &with(0)), cost(&rows, &m, &with(64)));
+    assert!(all.0 < none.0 / 2.0 && all.1 < none.1 / 1.5, "{none:?} {all:?}");
+    let a = in_order(&rows, &m, &with(64)).expect("fits");
+    assert_eq!((a.states, a.pool), (States::Passing, 64));
+    let forbidden = Limits { scratch: Scratch { write_limit_bytes: Some(1 << 30), ..with(64).scratch }, ..with(64) };
+    assert_eq!(in_order(&rows, &m, &forbidden).expect("fits").states, States::Memory);
+    assert_eq!(in_order(&rows, &m, &with(4)).expect("fits").states, States::Memory, "room for fewer than fit in memory");
 }
 
 prop_compose! {
@@ -215,7 +234,7 @@ prop_compose! {
             panels,
             block_room_bytes: blocks.iter().map(|b| b.2 + 8192).max().unwrap_or(0),
             blocks: blocks.into_iter().map(|(count, chosen, bytes)| (count, chosen.min(count), bytes)).collect(),
-            state: StateBytes { fixed, a_token },
+            state: StateBytes { fixed, a_token, log: fixed / 20, piece: fixed / 8, piece_log: fixed / 160, layer_token: a_token / 3 },
             layer_row_bytes,
             ..facts()
         }

@@ -1,0 +1,83 @@
+//! The disk that states may wait on: what it has room for, and the file on it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::prepare::Prepared;
+use crate::error::{Error, Kind, Result};
+use crate::job::Job;
+use crate::model::manifest::Manifest;
+use crate::plan::{self, StateBytes, States};
+use crate::request::RowFacts;
+use crate::store::{self, PageCache, ScratchFile, StateSpace};
+
+/// Of what a disk has free, states leave a part for answers and for others: 9 of 10 are theirs.
+const SHARE: (u64, u64) = (9, 10);
+
+/// The folder for states: the one that the job names, else the job's own.
+fn folder(job: &Job) -> &Path {
+    job.engine.scratch.as_deref().unwrap_or(&job.output.path)
+}
+
+/// The space of some sequences, the longest of so many positions.
+fn space(slots: u32, positions: u64, state: StateBytes) -> StateSpace {
+    StateSpace {
+        slots,
+        positions: u32::try_from(positions).unwrap_or(u32::MAX),
+        whole_every: state.whole_every() as u32,
+        ring_bytes: 0,
+        write_bytes: 0,
+    }
+}
+
+/// What the disk of `folder`, or of what there is of it, has room for.
+///
+/// # Errors
+/// Refused: it cannot be asked.
+pub fn facts(
+    folder: &Path,
+    write_limit_bytes: Option<u64>,
+    manifest: &Manifest,
+    rows: &[RowFacts],
+    state: StateBytes,
+) -> Result<plan::Scratch> {
+    let folder = std::path::absolute(folder).map_err(|e| Error::io(Kind::Refused, "find", folder, &e))?;
+    let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    let (share, of) = SHARE;
+    let longest = rows.iter().filter(|row| !row.is_idle()).map(RowFacts::positions_max).max().unwrap_or(1);
+    let of_slots = |slots| space(slots, longest, state);
+    let bytes = |of: &dyn Fn(&StateSpace) -> u64| of(&of_slots(2)).saturating_sub(of(&of_slots(1)));
+    Ok(plan::Scratch {
+        slot_bytes: bytes(&|space| ScratchFile::bytes(&manifest.states, space)),
+        slot_memory_bytes: bytes(&|space| ScratchFile::memory_bytes(&manifest.states, space)),
+        free_bytes: store::free_bytes(there)? / of * share,
+        write_limit_bytes,
+    })
+}
+
+/// The same of a job.
+///
+/// # Errors
+/// Refused: the disk cannot be asked.
+pub fn facts_of(job: &Job, manifest: &Manifest, rows: &[RowFacts], state: StateBytes) -> Result<plan::Scratch> {
+    facts(folder(job), job.engine.scratch_write_limit_bytes, manifest, rows, state)
+}
+
+/// The file for the states of a job that leaves any on disk, its space taken.
+///
+/// # Errors
+/// Refused: the disk has too little space, or the folder cannot be made.
+pub fn open(job: &Job, prepared: &Prepared, own: PathBuf) -> Result<Option<ScratchFile>> {
+    let allotment = prepared.schedule.allotment();
+    if allotment.states == States::Memory {
+        return Ok(None);
+    }
+    let folder = job.engine.scratch.clone().unwrap_or(own);
+    fs::create_dir_all(&folder).map_err(|e| Error::io(Kind::Refused, "create", &folder, &e))?;
+    let rows = prepared.schedule.rows();
+    let longest = rows.iter().filter(|row| !row.is_idle()).map(RowFacts::positions_max).max().unwrap_or(1);
+    let [ring_bytes, write_bytes] = allotment.state_ring_bytes.map(|bytes| bytes as usize);
+    let space = StateSpace { ring_bytes, write_bytes, ..space(allotment.pool as u32, longest, prepared.facts.state) };
+    let cache = if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use };
+    ScratchFile::open(&folder, &prepared.model.manifest().states, &space, cache).map(Some)
+}
