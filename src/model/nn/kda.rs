@@ -163,10 +163,10 @@ impl Group<'_> {
     /// SiLU(conv(x)) of a span's query, key and value, the first two normed, the query scaled -> [3, span, n].
     fn convolve(&self, rows: Range<usize>, tails: &mut [f32], made: &mut [f32]) {
         let (n, taps, width) = (self.n(), self.kda.taps, self.kda.width);
-        let first = self.heads.start * width;
-        let planes = made.chunks_exact_mut(rows.len() * n).zip(tails.chunks_exact_mut((taps - 1) * n));
-        for (which, ((y, tail), (raw, weight))) in planes.zip(&self.inputs).enumerate() {
+        let (first, tail, plane) = (self.heads.start * width, (taps - 1) * n, rows.len() * n);
+        for (which, (raw, weight)) in self.inputs.iter().enumerate() {
             let filters = &weight[first * taps..(first + n) * taps];
+            let (y, tail) = (&mut made[which * plane..][..plane], &mut tails[which * tail..][..tail]);
             self.kernels.short_conv_silu(&raw[rows.start * n..rows.end * n], filters, tail, y);
             match which {
                 0 => self.kernels.l2_norm(y, width, L2_EPS, 1.0 / (width as f32).sqrt()),
@@ -184,8 +184,9 @@ impl Group<'_> {
             return;
         }
         let part = |which| View { data: past, start: which * n, stride: RECORD * n };
-        for (which, tail) in tails.chunks_exact_mut(keep * n).enumerate() {
-            let new = tokens.min(keep);
+        let new = tokens.min(keep);
+        for which in 0..self.inputs.len() {
+            let tail = &mut tails[which * keep * n..][..keep * n];
             tail.copy_within(new * n.., 0);
             for (t, row) in (tokens - new..tokens).zip(tail[(keep - new) * n..].chunks_exact_mut(n)) {
                 row.copy_from_slice(part(which).row(t, n));
@@ -195,3 +196,6 @@ impl Group<'_> {
         self.kernels.delta_replay(matrices, &replay);
     }
 }
+
+#[cfg(test)]
+mod tests;
