@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 mod goldens;
 mod rows;
+mod traces;
 mod wants;
 
 use super::feed::{SpanRows, SweepFeed};
@@ -206,7 +207,7 @@ impl Bench {
         let mut sink = Collected(Vec::new());
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         let engine = Engine { scratch: scratch.clone(), ..self.engine(kernels, &watch) };
-        let tally = pool.install(|| run(&mut plan, &engine, &mut sink))?;
+        let tally = pool.install(|| run(&mut plan, &engine, &mut sink, &mut ()))?;
         sink.0.sort_by_key(|e| e.index);
         Ok((sink.0, tally))
     }

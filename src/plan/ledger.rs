@@ -137,6 +137,7 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     ledger.reserve("block ring", block_ring_bytes, ring);
     let (sequences, tokens) = (show_count(wave), show_count(needs.longest));
     ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in flight, each up to {tokens} tokens"));
+    ledger.reserve("footprints", wave.saturating_mul(m.uses_bytes), "which experts each sequence in flight has used");
     let activations = activation_bytes(m, needs, rows, &sizes);
     ledger.reserve("activations", activations, format!("{} tokens in a sweep", show_count(rows)));
     let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wave + 1) } else { 0 };
