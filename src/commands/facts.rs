@@ -1,5 +1,6 @@
 //! The model and the machine in numbers, as the plan takes them.
 
+use crate::execute;
 use crate::job::EngineSection;
 use crate::machine;
 use crate::model::manifest::{Blocks, Layer, Manifest, StateSpec, Weight, WeightId};
@@ -51,8 +52,9 @@ fn of_weights(manifest: &Manifest, weight_bytes: &[u64], has_tokenizer: bool) ->
         embedding_row_bytes: (weight_bytes[embedding] / manifest.vocab as u64).next_multiple_of(SECTOR) + SECTOR,
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
         block_room_bytes: manifest.blocks().map(|(_, b)| Setup::room_bytes(b.bytes() as u64, b.tensors().len() as u64)).max().unwrap_or(0),
+        uses_bytes: execute::uses_bytes(manifest),
         state: state_bytes(manifest),
-        stream_row_bytes: manifest.stream_width as u64 * FLOAT,
+        stream_row_bytes: manifest.stream_width as u64 * FLOAT + execute::row_trace_bytes(manifest),
         layer_row_bytes: manifest.row_scratch as u64 * FLOAT,
         expert_row_bytes: expert_row as u64 * FLOAT,
         head_row_bytes: (manifest.stream_width + 3 * manifest.hidden + VOCABULARY_GRID) as u64 * FLOAT,

@@ -80,7 +80,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     };
     let schedule = &mut prepared.schedule;
     let walking = Instant::now();
-    let ran = pool.install(|| execute::run(schedule, &engine, &mut answers));
+    let ran = pool.install(|| execute::run(schedule, &engine, &mut answers, &mut ()));
     let walk = walking.elapsed();
     let unsaved = weights.checksums().save().err(); // the answers do not depend on it
     let tally = ran?;

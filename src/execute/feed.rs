@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Engine;
 use super::order::Turns;
 use super::span::{self, Beside, SpanRows};
+use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::kernels::spread;
 use crate::kernels::{Data, Kernels, Matrix, View, ViewMut, mxfp4_has_nan};
@@ -43,6 +44,8 @@ pub struct Used {
     chosen: Vec<ChosenBy>,
     /// Where each layer begins.
     base: Vec<usize>,
+    /// Row by row.
+    pub trace: Trace,
 }
 
 /// By whom an expert was chosen.
@@ -53,14 +56,15 @@ struct ChosenBy {
 }
 
 impl Used {
-    fn none(manifest: &Manifest) -> Self {
+    fn none(manifest: &Manifest, rows: usize) -> Self {
         let counts = manifest.layers.iter().map(|layer| layer.blocks.as_ref().map_or(0, |blocks| blocks.count));
         let base = counts.clone().scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
-        Used { pairs: 0, chosen: vec![ChosenBy::default(); counts.sum()], base }
+        Used { pairs: 0, chosen: vec![ChosenBy::default(); counts.sum()], base, trace: Trace::new(manifest, rows) }
     }
 
     fn count(&mut self, layer: usize, routing: &Routing, of_answers: &[bool]) {
         self.pairs += routing.ids.len() as u64;
+        self.trace.note(layer, routing);
         for (ids, &of_answer) in routing.ids.chunks_exact(routing.chosen).zip(of_answers) {
             for &id in ids {
                 let chosen = &mut self.chosen[self.base[layer] + id as usize];
@@ -69,12 +73,13 @@ impl Used {
         }
     }
 
-    /// Together with what other rows of the same sweep chose.
-    pub fn join(&mut self, other: &Used) {
+    /// Together with what the rows behind these chose in the same sweep.
+    pub fn join(&mut self, other: Used) {
         self.pairs += other.pairs;
         for (chosen, other) in self.chosen.iter_mut().zip(&other.chosen) {
             *chosen = ChosenBy { any: chosen.any || other.any, answer: chosen.answer || other.answer };
         }
+        self.trace.append(other.trace);
     }
 
     /// Distinct (layer, expert).
@@ -98,9 +103,9 @@ impl<'a> SweepFeed<'a> {
     /// A feed for the sweep whose rows are those of `spans`, one behind the other; `wanted` are those whose logits matter, of a span a
     /// row and all that follow up to another.
     pub fn new(engine: &'a Engine<'a>, spans: Vec<SpanRows<'a>>, wanted: Vec<usize>, turns: Turns, beside: Beside) -> Self {
-        let of_answers = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
+        let of_answers: Vec<bool> = spans.iter().flat_map(|s| std::iter::repeat_n(s.of_answer, s.rows.len())).collect();
         let wanted = Some(wanted);
-        let used = Used::none(engine.model.manifest());
+        let used = Used::none(engine.model.manifest(), of_answers.len());
         SweepFeed { engine, spans, narrowed: Vec::new(), beside, of_answers, turns, wanted, layer: 0, last: None, used }
     }
 
@@ -327,6 +332,7 @@ impl Feed for SweepFeed<'_> {
         for buffer in beside {
             buffer.keep_rows(buffer.len() / rows, &wanted);
         }
+        self.used.trace.narrow(wanted);
     }
 
     fn queue(&mut self, routing: &Routing) {

@@ -9,6 +9,7 @@ mod order;
 mod sequence;
 mod share;
 mod span;
+mod trace;
 
 use std::collections::BTreeMap;
 
@@ -23,11 +24,13 @@ use crate::sample::{self, Vocabulary};
 use crate::scratch::Scratch;
 use crate::spool::Spool;
 use crate::store::{Counters, Piece, StateCounters, States, Store};
-use feed::Used;
 use fold::{Fold, Want};
 use order::{Order, Turns};
 use sequence::Sequence;
 use span::{Beside, SpanRows, SpanStates};
+use trace::{Counter, Trace};
+
+pub use trace::{NO_EXPERT, Recorder, row_trace_bytes, uses_bytes};
 
 /// Layers are streamed whole as long as at most one block of so many was read for nobody.
 const WASTED_PART: u64 = 100;
@@ -95,21 +98,12 @@ impl Engine<'_> {
     }
 }
 
-/// Runs sweeps until the plan has no more; every request's result goes to `sink`.
+/// Runs sweeps until the plan has no more; every request's result goes to `sink`, and what its rows chose to `recorder`.
 ///
 /// # Errors
 /// A weight cannot be read, or a result cannot be kept.
-pub fn run(schedule: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) -> Result<Tally> {
-    let mut run = Run {
-        engine,
-        walkers: schedule.allotment().walkers,
-        order: Order::of(engine.model, engine.kernels)?,
-        started_us: engine.watch.now_us(),
-        sequences: BTreeMap::new(),
-        spare: Vec::new(),
-        drawing: sample::Scratch::default(),
-        tally: Tally::default(),
-    };
+pub fn run(schedule: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink, recorder: &mut dyn Recorder) -> Result<Tally> {
+    let mut run = Run::new(engine, schedule)?;
     for index in 0..schedule.rows().len() {
         if schedule.rows()[index].is_idle() {
             run.report_idle(index as u64, sink)?;
@@ -117,7 +111,7 @@ pub fn run(schedule: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink) ->
     }
     let mut outcome = Outcome::default();
     while let Some(sweep) = schedule.next(&outcome) {
-        outcome = run.sweep(&sweep, sink)?;
+        outcome = run.sweep(&sweep, sink, recorder)?;
     }
     Ok(run.tally)
 }
@@ -132,10 +126,28 @@ struct Run<'a> {
     /// Fixed states of ended sequences, for the next ones.
     spare: Vec<Vec<Vec<f32>>>,
     drawing: sample::Scratch,
+    counter: Counter,
+    /// Of the last sweep.
+    trace: Trace,
     tally: Tally,
 }
 
 impl<'a> Run<'a> {
+    fn new(engine: &'a Engine<'a>, schedule: &Schedule) -> Result<Self> {
+        Ok(Run {
+            engine,
+            walkers: schedule.allotment().walkers,
+            order: Order::of(engine.model, engine.kernels)?,
+            started_us: engine.watch.now_us(),
+            sequences: BTreeMap::new(),
+            spare: Vec::new(),
+            drawing: sample::Scratch::default(),
+            counter: Counter::new(engine.model.manifest()),
+            trace: Trace::default(),
+            tally: Tally::default(),
+        })
+    }
+
     /// A row that needs no computing: faulty, or nothing was asked for.
     fn report_idle(&mut self, index: u64, sink: &mut dyn Sink) -> Result<()> {
         let request = self.engine.spool.get(index)?;
@@ -152,7 +164,7 @@ impl<'a> Run<'a> {
         self.tally.rows_failed += u64::from(matches!(end, End::Failed(_)));
     }
 
-    fn sweep(&mut self, sweep: &Sweep, sink: &mut dyn Sink) -> Result<Outcome> {
+    fn sweep(&mut self, sweep: &Sweep, sink: &mut dyn Sink, recorder: &mut dyn Recorder) -> Result<Outcome> {
         let (before, loads) = (self.engine.store.counters(), self.tally.expert_loads);
         self.admit(sweep)?;
         let wants = self.wants(sweep);
@@ -167,7 +179,8 @@ impl<'a> Run<'a> {
             let fresh = sequence.take(fold, now, &mut self.drawing);
             self.tally.completion_tokens += u64::from(fresh);
         }
-        let outcome = self.end(sweep, now, sink)?;
+        let uses = self.count_uses(sweep, recorder);
+        let outcome = Outcome { ended: self.end(sweep, now, sink)?.ended, ..uses };
         self.engine.watch.swept(&self.tally);
         Ok(outcome)
     }
@@ -248,16 +261,36 @@ impl<'a> Run<'a> {
             states.settle()?;
             self.tally.states = states.counters();
         }
-        let mut used = Used::default();
-        let mut folds = Vec::new();
+        let mut walked = walked.into_iter();
+        let (mut folds, mut used) = walked.next().expect("a sweep has a span");
         for (part, of_part) in walked {
             folds.extend(part);
-            if used.pairs == 0 { used = of_part } else { used.join(&of_part) }
+            used.join(of_part);
         }
         self.tally.expert_rows += used.pairs;
         self.tally.expert_loads += used.loads();
         self.tally.answer_expert_loads += used.answer_loads();
+        self.trace = used.trace;
         Ok(folds)
+    }
+
+    /// Counts what the rows of the sweep chose: what prompts used that are complete now and go on, and answers that have ended.
+    fn count_uses(&mut self, sweep: &Sweep, recorder: &mut dyn Recorder) -> Outcome {
+        let mut outcome = Outcome::default();
+        let trace = std::mem::take(&mut self.trace);
+        let traced = trace.spans(sweep.spans.iter().map(|span| span.positions.len()));
+        for (span, ids) in sweep.spans.iter().zip(traced) {
+            let sequence = self.sequences.get_mut(&span.slot).expect("the plan's spans are of sequences that it admitted");
+            let (prompt_len, first) = (sequence.prompt_len(), span.positions.start as usize);
+            self.counter.add(&mut sequence.uses, prompt_len, first, ids);
+            self.counter.record(recorder, span.row, prompt_len, first, ids);
+            if sequence.has_ended() {
+                outcome.answered.extend(self.counter.answer(&mut sequence.uses).map(|uses| (span.slot, uses)));
+            } else if first < prompt_len && span.positions.end as usize >= prompt_len {
+                outcome.read.push((span.slot, self.counter.prompt(&mut sequence.uses)));
+            }
+        }
+        outcome
     }
 
     /// Shares the sweep's bytes out evenly over its rows.

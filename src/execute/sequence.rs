@@ -1,6 +1,7 @@
 //! One sequence in flight: its tokens, its states, and whether it has ended.
 
 use super::fold::{Fold, WantKind};
+use super::trace::Uses;
 use crate::event::{End, Event, Stamp};
 use crate::model::manifest::{Manifest, StateSpec};
 use crate::request::{Fault, Request, RowFacts};
@@ -25,6 +26,8 @@ pub struct Sequence<'v> {
     pub sweep_share: i64,
     /// What it has cost.
     pub stamp: Stamp,
+    /// Which experts it has used.
+    pub uses: Uses,
 }
 
 impl<'v> Sequence<'v> {
@@ -42,6 +45,7 @@ impl<'v> Sequence<'v> {
             sweep_rows: 0,
             sweep_share: 0,
             stamp: Stamp::default(),
+            uses: Uses::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 mod goldens;
 mod rows;
+mod traces;
 mod wants;
 
 use super::feed::SweepFeed;
@@ -236,7 +237,7 @@ impl Bench {
             .then(|| ScratchFile::open(self.folder.path(), &self.model.manifest().states, &space, PageCache::Bypass).expect("room"));
         let states = on_disk.as_ref().map(|states| states as &dyn States);
         let engine = Engine { scratch: scratch.clone(), states, ..self.engine(kernels, &watch) };
-        let tally = pool.install(|| run(&mut plan, &engine, &mut sink))?;
+        let tally = pool.install(|| run(&mut plan, &engine, &mut sink, &mut ()))?;
         sink.0.sort_by_key(|e| e.index);
         Ok((sink.0, tally))
     }

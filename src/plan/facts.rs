@@ -24,7 +24,9 @@ pub struct ModelFacts {
     pub block_room_bytes: u64,
     /// A sequence's states.
     pub state: StateBytes,
-    /// A row between layers.
+    /// What is known of which experts a sequence has used.
+    pub uses_bytes: u64,
+    /// A row between layers, and whom it chose.
     pub stream_row_bytes: u64,
     /// A row inside a layer, at most, experts left out.
     pub layer_row_bytes: u64,

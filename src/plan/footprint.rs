@@ -9,6 +9,8 @@ const SHARE_BITS: u32 = 8;
 const WHOLE: f32 = ((1 << SHARE_BITS) - 1) as f32;
 /// Blocks that can be told apart.
 pub const BLOCKS_MAX: u32 = 1 << (u32::BITS - SHARE_BITS);
+/// Blocks of a request that a run reports: 16 kB.
+pub const FOOTPRINT_ENTRIES: usize = 4096;
 
 /// Blocks with the share of a request's tokens that use each; what is left out is used by few or none. A block's number counts experts layer by
 /// layer, over the layers that have any.

@@ -229,6 +229,8 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     let all = needs.positions.saturating_mul(TOKEN_BYTES).saturating_add(needs.runnable * SEQUENCE_BYTES);
     let tokens = format!("tokens of up to {} sequences that have begun", show_count(begun));
     ledger.reserve("sequences", begun.saturating_mul(one).min(all), tokens);
+    let counted = wave.saturating_add(2); // the answers, a prompt that is being read on, and one that is begun
+    ledger.reserve("footprints", counted.saturating_mul(m.uses_bytes), "which experts each sequence has used that decodes");
     let activations = activation_bytes(m, needs, rows, &sizes);
     ledger.reserve("activations", activations, format!("{} tokens in a sweep", show_count(rows)));
     let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wanted(needs, &sizes) + 1) } else { 0 };

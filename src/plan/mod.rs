@@ -15,7 +15,7 @@ mod weigh;
 
 pub use budget::{Refusal, allot};
 pub use facts::{Limits, ModelFacts, Rates};
-pub use footprint::{BLOCKS_MAX, Footprint, LAST_TOKENS, PromptUse};
+pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
 pub use schedule::{Grouping, Schedule};
@@ -68,4 +68,8 @@ impl Sweep {
 pub struct Outcome {
     /// Slots whose sequences have ended, ascending.
     pub ended: Vec<usize>,
+    /// Slots of the prompts that are complete with this sweep and whose sequences go on, and what they used.
+    pub read: Vec<(usize, PromptUse)>,
+    /// Of the ended, those of whose answer a token was itself computed, and what these tokens used.
+    pub answered: Vec<(usize, Footprint)>,
 }

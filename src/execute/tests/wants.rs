@@ -80,7 +80,7 @@ fn heard(tokens: u32, wasted: u64) -> Heard {
     let watch = Ticks(AtomicI64::new(0));
     let engine = Engine { store: &store, ..bench.engine(Kernels::detect(), &watch) };
     let mut sink = Collected(Vec::new());
-    run(&mut bench.schedule(Grouping::Input, 1, tokens as usize, 1), &engine, &mut sink).expect("the run ends");
+    run(&mut bench.schedule(Grouping::Input, 1, tokens as usize, 1), &engine, &mut sink, &mut ()).expect("the run ends");
     sink.0.sort_by_key(|event| event.index);
     Heard {
         wants: store.wants.into_inner().expect("free"),

@@ -58,6 +58,8 @@ pub struct Moe {
 /// Most routed experts of all layers together, 25 times those of the largest known model: their places would take 200 MB, and a
 /// config is believed before a single tensor has been seen.
 const BLOCKS_MAX: usize = 1 << 21;
+/// Most routed experts of a layer: who chose whom is noted in 16 bits, of which one value says nobody.
+const EXPERTS_MAX: usize = u16::MAX as usize;
 
 impl Config {
     /// Reads the released nesting; the error lists every fault.
@@ -83,6 +85,7 @@ impl Config {
         text.require(layers.saturating_mul(moe.experts) <= BLOCKS_MAX, || {
             format!("{layers} layers of {} experts are more than the {BLOCKS_MAX} blocks that an index may hold", moe.experts)
         });
+        text.require(moe.experts <= EXPERTS_MAX, || format!("`num_experts` is {}; at most {EXPERTS_MAX} are computed", moe.experts));
         let mla = read_mla(&mut text);
         only_supported(&mut text, mla.heads);
         let read = Config {
@@ -238,6 +241,7 @@ mod tests {
             (text, "hidden_size", json!("96")),
             (text, "hidden_size", json!(1u64 << 40)),
             (text, "num_experts_per_token", json!(25)),
+            (text, "num_experts", json!(65_536)),
             (text, "routed_expert_hidden_size", json!(48)),
             (text, "moe_renormalize", json!(1)),
             (text, "rms_norm_eps", json!(0)),
