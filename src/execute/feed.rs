@@ -295,7 +295,7 @@ impl Feed for SweepFeed<'_> {
             rest = behind;
             let held = &mut span.states[state.0 as usize];
             let data = match spec {
-                StateSpec::Fixed(_) => &mut held[..],
+                StateSpec::Fixed { .. } => &mut held[..],
                 StateSpec::Appended(width) => &mut held[..(span.first + span.rows.len()) * width],
             };
             jobs.push((span.rows.clone(), part, StateView { first: span.first, data }));

@@ -33,7 +33,7 @@ impl<'v> Sequence<'v> {
         let positions = RowFacts::of(&request).positions_max() as usize;
         let mut spare = spare.unwrap_or_default().into_iter();
         let state = |spec: &StateSpec| match *spec {
-            StateSpec::Fixed(len) => spare.next().map_or_else(|| vec![0.0; len], cleared),
+            StateSpec::Fixed { floats, .. } => spare.next().map_or_else(|| vec![0.0; floats], cleared),
             StateSpec::Appended(width) => vec![0.0; positions * width],
         };
         Sequence {
@@ -127,7 +127,7 @@ impl<'v> Sequence<'v> {
     /// Its fixed states, for the next sequence.
     pub fn fixed_states(&mut self, manifest: &Manifest) -> Vec<Vec<f32>> {
         let states = std::mem::take(&mut self.states).into_iter().zip(&manifest.states);
-        states.filter(|(_, spec)| matches!(spec, StateSpec::Fixed(_))).map(|(state, _)| state).collect()
+        states.filter(|(_, spec)| matches!(spec, StateSpec::Fixed { .. })).map(|(state, _)| state).collect()
     }
 
     /// Its result.

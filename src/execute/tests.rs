@@ -266,7 +266,7 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
     let manifest = bench.model.manifest();
     let mut states: Vec<Vec<f32>> = (manifest.states.iter())
         .map(|s| match *s {
-            StateSpec::Fixed(n) => vec![0.0; n],
+            StateSpec::Fixed { floats, .. } => vec![0.0; floats],
             StateSpec::Appended(n) => vec![0.0; n * prompt.len()],
         })
         .collect();

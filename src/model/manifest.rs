@@ -118,7 +118,12 @@ impl Blocks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateSpec {
     /// So many floats, zero before the first token.
-    Fixed(usize),
+    Fixed {
+        /// Floats of the state.
+        floats: usize,
+        /// Floats a token of a record from which the state as it was before follows with the same bits; 0 where there is none.
+        log: usize,
+    },
     /// So many floats appended a token.
     Appended(usize),
 }
@@ -175,7 +180,7 @@ impl Manifest {
 
     /// Floats of a sequence's states that do not depend on its length.
     pub fn fixed_floats(&self) -> usize {
-        self.states.iter().map(|s| if let StateSpec::Fixed(n) = s { *n } else { 0 }).sum()
+        self.states.iter().map(|s| if let StateSpec::Fixed { floats, .. } = s { *floats } else { 0 }).sum()
     }
 
     /// Floats that a token adds to its sequence's states.

@@ -17,6 +17,8 @@ const SAMPLE_BYTES: usize = 4096;
 const SAMPLES: u64 = 16;
 /// What a weight takes in manifest and index: its name and shape, its place.
 const WEIGHT_BYTES: usize = 160;
+/// What a piece here is not.
+const NO_STATES: &str = "a checkpoint has weights alone";
 
 /// Bytes that the index of a model's checkpoint takes.
 pub fn index_bytes(manifest: &Manifest) -> u64 {
@@ -124,6 +126,7 @@ impl Places {
         match piece {
             Piece::Panel { weight, panel } => self.panel_base[weight.0 as usize] + u64::from(panel),
             Piece::Block { layer, expert } => self.block_base[layer as usize] + u64::from(expert),
+            Piece::State { .. } => unreachable!("{NO_STATES}"),
         }
     }
 
@@ -139,7 +142,7 @@ impl Places {
     /// A piece's number among all of them, in that order.
     pub fn number(&self, piece: Piece) -> u64 {
         match piece {
-            Piece::Panel { .. } => self.rank(piece),
+            Piece::Panel { .. } | Piece::State { .. } => self.rank(piece),
             Piece::Block { .. } => self.panel_base.last().expect("begins with 0") + self.rank(piece),
         }
     }
@@ -155,6 +158,7 @@ impl Places {
                 format!("rows {} to {}", rows.start, rows.end - 1)
             }
             Piece::Block { .. } => format!("or one of the {} others of its block", extents.len() - 1),
+            Piece::State { .. } => unreachable!("{NO_STATES}"),
         };
         format!("tensor `{}`, {which}, in {}", self.name(piece, 0), paths.join(", "))
     }
@@ -206,6 +210,7 @@ impl Catalogue for Places {
                 let places = &blocks.places[expert as usize * n..(expert as usize + 1) * n];
                 places.iter().zip(&blocks.tensors).map(|(p, t)| (*p, t.shape[0] * t.shape[1])).collect()
             }
+            Piece::State { .. } => unreachable!("{NO_STATES}"),
         }
     }
 
@@ -216,6 +221,7 @@ impl Catalogue for Places {
                 let prefix = self.manifest.layers[layer as usize].blocks.as_ref().map_or("", |b| &b.prefix);
                 format!("{prefix}{expert}.{}", self.index.blocks[layer as usize].tensors[i].suffix)
             }
+            Piece::State { .. } => unreachable!("{NO_STATES}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The one place where files are read, so the one place where a test makes a disk fail.
+//! The one place where files are read and scratch is written, so the one place where a test makes a disk fail.
 //!
 //! Reads go past the page cache (O_DIRECT): through it a cold read costs a third to two thirds of a core and its pages are charged to the
 //! job's memory; past it 3 to 8 percent and nothing. Whether a file system really can is asked by reading from it, since wrong
@@ -20,7 +20,7 @@ use crate::error::{Error, Kind, Result};
 /// Sectors that disks have.
 const SECTORS: [usize; 2] = [512, 4096];
 
-/// Files that are read. A test's fake fails as it likes.
+/// Files that are read, and one that is written. A test's fake fails as it likes.
 pub trait Disk: Send + Sync {
     /// Reads some bytes at `offset` of a file; fewer than asked for at the file's end, and elsewhere if the system likes. Offset, length
     /// and address are multiples of the file's alignment.
@@ -29,7 +29,14 @@ pub trait Disk: Send + Sync {
     /// The system's.
     fn read_at(&self, file: u32, offset: u64, out: &mut [u8]) -> io::Result<usize>;
 
-    /// What offsets, lengths and addresses of reads of a file are multiples of: a power of two, at most 4,096.
+    /// Writes some bytes at `offset` of a file that was opened for it; fewer than given if the system likes. Offset, length and address
+    /// are multiples of the file's alignment.
+    ///
+    /// # Errors
+    /// The system's.
+    fn write_at(&self, file: u32, offset: u64, bytes: &[u8]) -> io::Result<usize>;
+
+    /// What offsets, lengths and addresses of reads and writes of a file are multiples of: a power of two, at most 4,096.
     fn alignment(&self, file: u32) -> usize;
 
     /// The number of devices; each is read by itself, so that two are read from at once.
@@ -41,10 +48,10 @@ pub trait Disk: Send + Sync {
     /// A file's path, for messages.
     fn path(&self, file: u32) -> &Path;
 
-    /// Says that bytes were read and need not be kept by the system.
+    /// Says that bytes were read or written and need not be kept by the system.
     fn done_with(&self, file: u32, offset: u64, bytes: usize);
 
-    /// Says that an aligned read was called invalid. True if the next try is another kind of read.
+    /// Says that an aligned read or write was called invalid. True if the next try is another kind of it.
     fn refused(&self, file: u32) -> bool;
 
     /// The descriptor, if reads of the file may be handed to the kernel without `read_at`.
@@ -82,7 +89,7 @@ struct Opened {
     direct: AtomicBool,
 }
 
-/// The opened files of a checkpoint.
+/// Opened files: a checkpoint's, or one of scratch.
 pub struct Files {
     files: Vec<Opened>,
     devices: usize,
@@ -158,6 +165,10 @@ fn read_exactly_what_is_asked(file: &File) {
 impl Disk for Files {
     fn read_at(&self, file: u32, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         self.files[file as usize].file.read_at(out, offset)
+    }
+
+    fn write_at(&self, file: u32, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        self.files[file as usize].file.write_at(bytes, offset)
     }
 
     fn alignment(&self, file: u32) -> usize {

@@ -13,6 +13,7 @@ pub(crate) mod header;
 mod index;
 mod memory;
 mod reader;
+mod states;
 mod verify;
 mod weights;
 
@@ -22,6 +23,7 @@ pub use disk::{DirectIo, Disk, Files, PageCache};
 pub use extras::{Extras, Names};
 pub use index::Place;
 pub use reader::{Catalogue, Method, ReadCounters, Reader, Setup};
+pub use states::{Change, ScratchFile, StateCounters, StateKey, StateLease, StateSpace, States, free_bytes};
 pub use verify::{Verified, faults, verify};
 pub use weights::Weights;
 
@@ -29,9 +31,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::model::manifest::WeightId;
+use crate::model::manifest::{StateId, WeightId};
 
-/// The unit in which weights come.
+/// The unit in which weights and states come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Piece {
     /// Some output rows of a weight.
@@ -47,6 +49,13 @@ pub enum Piece {
         layer: u32,
         /// Which expert.
         expert: u32,
+    },
+    /// One state of one sequence.
+    State {
+        /// The sequence's place in the scratch file.
+        slot: u32,
+        /// Which state.
+        state: StateId,
     },
 }
 

@@ -55,7 +55,7 @@ pub enum Method {
 /// What a reader may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// Bytes of the ring of panels; it must hold two of the largest, each with [`Setup::room_bytes`].
+    /// Bytes of the ring of panels, or of states; it must hold two of the largest, each with [`Setup::room_bytes`].
     pub panel_ring_bytes: usize,
     /// Bytes of the ring of blocks; likewise, and all that are in use at the same time.
     pub block_ring_bytes: usize,
@@ -82,7 +82,7 @@ impl Setup {
 /// What has been read so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReadCounters {
-    /// Bytes of panels, and of what was copied, as the system returned them: alignment included.
+    /// Bytes of panels, of states, and of what was copied, as the system returned them: alignment included.
     pub panel_bytes: u64,
     /// Likewise of blocks.
     pub block_bytes: u64,
@@ -258,7 +258,7 @@ impl Reader {
                 break delivered;
             }
             if queue.broken {
-                return Err(Error::storage("a thread that reads the model has failed; this is a fault of the program, please report it"));
+                return Err(Error::storage("a thread that reads has failed; this is a fault of the program, please report it"));
             }
             queue = self.shared.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
         };

@@ -80,6 +80,7 @@ impl Weights {
         match piece {
             Piece::Panel { .. } => self.panels[rank].as_ref(),
             Piece::Block { .. } => self.blocks.get(rank),
+            Piece::State { .. } => None,
         }
     }
 }

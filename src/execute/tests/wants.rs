@@ -47,7 +47,7 @@ impl Store for Told<'_> {
 fn layer_of(piece: &Piece) -> Option<u32> {
     match piece {
         Piece::Block { layer, .. } => Some(*layer),
-        Piece::Panel { .. } => None,
+        Piece::Panel { .. } | Piece::State { .. } => None,
     }
 }
 

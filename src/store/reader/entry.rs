@@ -9,7 +9,7 @@ use crate::error::Error;
 
 /// Where a piece's bytes lie.
 pub enum Room {
-    /// In a ring: 0 for panels, 1 for blocks.
+    /// In a ring: 0 for panels and states, 1 for blocks.
     Ring(usize, Segment, Range<usize>),
     /// In memory of its own.
     Own(Bytes),

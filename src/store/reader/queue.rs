@@ -51,7 +51,7 @@ pub struct Queue {
 
 fn shelf_of(piece: Piece) -> usize {
     match piece {
-        Piece::Panel { .. } => 0,
+        Piece::Panel { .. } | Piece::State { .. } => 0,
         Piece::Block { .. } => 1,
     }
 }
@@ -265,7 +265,7 @@ impl Queue {
         let entry = self.entries.get_mut(&key).expect("its reads have not ended");
         if let Ok(n) = result {
             let counter = match entry.piece {
-                Piece::Panel { .. } => &mut self.counters.panel_bytes,
+                Piece::Panel { .. } | Piece::State { .. } => &mut self.counters.panel_bytes,
                 Piece::Block { .. } => &mut self.counters.block_bytes,
             };
             *counter += n as u64;

@@ -107,6 +107,10 @@ impl Disk for Fake {
         Ok(n)
     }
 
+    fn write_at(&self, _: u32, _: u64, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
     fn alignment(&self, _: u32) -> usize {
         self.align
     }
