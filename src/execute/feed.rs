@@ -310,16 +310,12 @@ impl Feed for SweepFeed<'_> {
         let width = y.len() / self.rows();
         let spec = self.engine.model.manifest().states[state.0 as usize];
         let mut rest = y;
-        let mut jobs = Vec::with_capacity(self.spans.len());
-        for span in &mut self.spans {
-            let (part, behind) = rest.split_at_mut(span.rows.len() * width);
-            rest = behind;
-            let held = &mut span.states[state.0 as usize];
-            let data = match spec {
-                StateSpec::Fixed { .. } => &mut held[..],
-                StateSpec::Appended(width) => &mut held[..(span.first + span.rows.len()) * width],
-            };
-            jobs.push((span.rows.clone(), part, StateView { first: span.first, data }));
+        let mut spans = &mut self.spans[..];
+        while !spans.is_empty() {
+            let (now, later) = spans.split_at_mut(self.beside.spans(spans, spec));
+            let (part, behind) = rest.split_at_mut(now.iter().map(|span| span.rows.len()).sum::<usize>() * width);
+            span::mix(now, state, spec, part, width, self.engine, f)?;
+            (spans, rest) = (later, behind);
         }
         Ok(())
     }

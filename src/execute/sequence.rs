@@ -31,14 +31,8 @@ pub struct Sequence<'v> {
 }
 
 impl<'v> Sequence<'v> {
-    /// A sequence at position 0. `spare` are fixed states of an ended one, to be cleared and used again.
-    pub fn new(request: Request, manifest: &Manifest, spare: Option<Vec<Vec<f32>>>, vocabulary: Option<&'v (dyn Vocabulary + 'v)>) -> Self {
-        let positions = RowFacts::of(&request).positions_max() as usize;
-        let mut spare = spare.unwrap_or_default().into_iter();
-        let state = |spec: &StateSpec| match *spec {
-            StateSpec::Fixed { floats, .. } => spare.next().map_or_else(|| vec![0.0; floats], cleared),
-            StateSpec::Appended(width) => vec![0.0; positions * width],
-        };
+    /// A sequence at position 0, without states.
+    pub fn new(request: Request, vocabulary: Option<&'v (dyn Vocabulary + 'v)>) -> Self {
         Sequence {
             states: Vec::new(),
             ending: Ending::new(&request, vocabulary),

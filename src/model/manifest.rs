@@ -117,11 +117,11 @@ impl Blocks {
 /// What a sequence leaves behind in one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateSpec {
-    /// So many floats, zero before the first token.
+    /// So much, whatever the sequence's length.
     Fixed {
-        /// Floats of the state.
+        /// Floats of all of it, zero before the first token.
         floats: usize,
-        /// Floats a token of a record from which the state as it was before follows with the same bits; 0 where there is none.
+        /// Floats of a token's record; the records of the tokens since bring an older state to a later one, bit for bit. 0: it keeps none.
         log: usize,
     },
     /// So many floats appended a token.

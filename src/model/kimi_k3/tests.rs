@@ -45,8 +45,10 @@ fn every_released_tensor_is_counted() {
     assert_eq!(weights, 23 + 68 * 28 + 24 * 22 + 5, "the dense layer, layers of delta and of latent attention, both ends");
     // What is left of the released 497,220: nothing but `vision_tower.*` and `mm_projector.*` may be ignored.
     assert_eq!(497_220 - weights - of_blocks, 168);
-    let squares = m.states.iter().filter(|s| matches!(s, StateSpec::Fixed { floats, .. } if *floats == 96 * 128 * 128)).count();
-    assert_eq!((squares, squares * 96 * 128 * 128 * 4), (69, 434_110_464));
+    // Nine heads' projections fill a panel: ten groups of nine and one of six, each with a state and records of its own.
+    let of_heads = |heads: usize| StateSpec::Fixed { floats: heads * 128 * (9 + 128), log: 6 * heads * 128 };
+    let count = |heads| m.states.iter().filter(|s| **s == of_heads(heads)).count();
+    assert_eq!((count(9), count(6), m.states.len()), (69 * 10, 69, 69 * 11 + 24));
     let block: Vec<_> = m.blocks().take(1).flat_map(|(_, b)| b.tensors()).map(|t| t.shape).collect();
     assert_eq!(block, [[3072, 1792], [3072, 112], [3072, 1792], [3072, 112], [3584, 1536], [3584, 96]]);
 }
