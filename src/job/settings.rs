@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Result};
 
 /// All keys that a job may set.
-const KEYS: [&str; 33] = [
+const KEYS: [&str; 34] = [
     "model.path",
     "input.path",
     "input.id",
@@ -43,6 +43,7 @@ const KEYS: [&str; 33] = [
     "engine.precision",
     "engine.cache",
     "plan.grouping",
+    "plan.keep_routing",
     "output.path",
     "output.keep",
     "output.rows_per_part",

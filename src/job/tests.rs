@@ -43,7 +43,7 @@ fn every_key_reaches_its_place() {
         logprobs = 1\nprompt_logprobs = true\nignore_eos = true
         [engine]\nmemory = '8GiB'\nthreads = 2\nwave = 16\nprefill_rows = 512\nresident = 0\ndirect_io = false\nkernel = 'avx2'\nprecision = 'f32'
         cache = '../learned'
-        [plan]\ngrouping = 'length'
+        [plan]\ngrouping = 'length'\nkeep_routing = true
         [output]\npath = '../out'\nkeep = ['section', 'b']\nrows_per_part = 7";
     let job = parse(text, &[]).expect("all known");
     let expected = Job {
@@ -83,6 +83,7 @@ fn every_key_reaches_its_place() {
             cache: Some("jobs/../learned".into()),
         },
         grouping: Grouping::Length,
+        keep_routing: true,
         output: OutputSection { path: "jobs/../out".into(), rows_per_part: 7 },
     };
     assert_eq!(job, expected);
