@@ -28,6 +28,8 @@ pub struct Job {
     pub engine: EngineSection,
     /// `plan.grouping`.
     pub grouping: Grouping,
+    /// `plan.keep_routing`: prompts are recorded beside answers, and the record stays.
+    pub keep_routing: bool,
     /// Where answers go.
     pub output: OutputSection,
 }

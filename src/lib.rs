@@ -18,6 +18,7 @@ pub mod output;
 pub mod plan;
 pub mod report;
 pub mod request;
+pub mod routes;
 pub mod sample;
 pub mod scratch;
 pub mod spool;

@@ -160,3 +160,20 @@ fn the_shipped_jobs_give_the_references_answers() {
         }
     }
 }
+
+#[test]
+fn who_chose_whom_is_kept_where_it_is_asked_for() {
+    let house = House::new();
+    let input = house.lines("in.jsonl", &documents(8));
+    let sets = ["input.template={{ text }}", "sampling.max_tokens=4"];
+    for (keep, sets) in [(false, sets.to_vec()), (true, [&sets[..], &["plan.keep_routing=true"]].concat())] {
+        let out = house.fresh("out");
+        house.run(&input, &out, &sets).says(0, &[]);
+        let routes = std::fs::read(out.join("state/routes"));
+        assert_eq!(routes.is_ok(), keep);
+        // All tokens but the last of each answer, and whom they chose in two bytes each.
+        let rows: i32 = rows(&out).iter().map(|row| row.prompt_tokens + row.completion_tokens - 1).sum();
+        let widths = |bytes: &[u8]| [8, 16].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize);
+        assert!(routes.is_err() || routes.is_ok_and(|bytes| bytes.len() > rows as usize * widths(&bytes).iter().product::<usize>() * 2));
+    }
+}

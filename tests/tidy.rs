@@ -25,7 +25,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// Words that every room may use.
-const WORDS: &[&str] = &["error", "event", "learned", "memory", "request", "scratch", "spool", "units"];
+const WORDS: &[&str] = &["error", "event", "learned", "memory", "request", "routes", "scratch", "spool", "units"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -7,6 +7,7 @@ mod findings;
 pub mod plan;
 mod prepare;
 mod rehearse;
+mod routing;
 pub mod run;
 mod scratch;
 pub mod verify;

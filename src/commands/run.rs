@@ -10,6 +10,7 @@ use arrow::datatypes::Field;
 use super::Said;
 use super::account::{snapshot, summary};
 use super::prepare::{fingerprint, prepare};
+use super::routing::Recording;
 use super::{facts, scratch};
 use crate::error::{Error, Result};
 use crate::event::End;
@@ -79,17 +80,20 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
         watch: &clock,
     };
     let schedule = &mut prepared.schedule;
+    let mut recording = Recording::start(folder.state(), prepared.model.manifest(), job.keep_routing);
     let walking = Instant::now();
-    let ran = pool.install(|| execute::run(schedule, &engine, &mut answers, &mut ()));
+    let ran = pool.install(|| execute::run(schedule, &engine, &mut answers, &mut recording));
     let walk = walking.elapsed();
     let unsaved = weights.checksums().save().err(); // the answers do not depend on it
     let tally = ran?;
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
+    recording.finish();
     let summary = summary(job, &prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
     let text = unsaved
         .map_or_else(String::new, |note| format!("checksums   the answers are whole, but what was read is not remembered: {note}\n"))
+        + &recording.note().unwrap_or_default()
         + &closing_words(&summary, folder.root());
     Ok(Said { text, code: u8::from(totals.rows_errored > 0) })
 }

@@ -30,7 +30,7 @@ use sequence::Sequence;
 use span::{Beside, SpanRows, SpanStates};
 use trace::{Counter, Trace};
 
-pub use trace::{NO_EXPERT, Recorder, row_trace_bytes, uses_bytes};
+pub use trace::{Recorder, routing_widths, row_trace_bytes, uses_bytes};
 
 /// Layers are streamed whole as long as at most one block of so many was read for nobody.
 const WASTED_PART: u64 = 100;
@@ -64,6 +64,8 @@ pub struct Tally {
     pub expert_loads: u64,
     /// Of these, those that rows of answers chose.
     pub answer_expert_loads: u64,
+    /// Positions of answers computed: all tokens generated but the last of each.
+    pub answer_rows: u64,
     /// What was read.
     pub read: Counters,
     /// States that were read and written.
@@ -308,6 +310,7 @@ impl<'a> Run<'a> {
             sequence.stamp.expert_hits += loads.saturating_sub(misses) as i64; // walkers read for themselves what is not kept
             sequence.stamp.expert_misses += misses as i64;
             self.tally.prompt_tokens += u64::from(prompt);
+            self.tally.answer_rows += span.positions.len() as u64 - u64::from(prompt);
         }
     }
 

@@ -8,9 +8,7 @@ use std::mem::take;
 use crate::model::Routing;
 use crate::model::manifest::Manifest;
 use crate::plan::{FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
-
-/// No expert: a row may be left out of the last layer.
-pub const NO_EXPERT: u16 = u16::MAX;
+use crate::routes::{NO_EXPERT, Widths};
 
 /// Blocks that are counted of a sequence at most; beyond that those that it used least are forgotten.
 const COUNTED_MAX: usize = 4 * FOOTPRINT_ENTRIES;
@@ -207,9 +205,15 @@ impl Counter {
     }
 }
 
+/// The widths of what a model's rows choose.
+pub fn routing_widths(manifest: &Manifest) -> Widths {
+    let experts = manifest.blocks().map(|(_, blocks)| blocks.count as u32).max().unwrap_or(0);
+    Widths { layers: manifest.blocks().count() as u32, experts, chosen: chosen_max(manifest) as u32 }
+}
+
 /// Bytes in which a row's choices are noted.
 pub fn row_trace_bytes(manifest: &Manifest) -> u64 {
-    (manifest.blocks().count() * chosen_max(manifest) * size_of::<u16>()) as u64
+    (routing_widths(manifest).row() * size_of::<u16>()) as u64
 }
 
 /// Most bytes that is known of a sequence's choices: the counts of its prompt and of the prompt's end, and the footprints made of them.

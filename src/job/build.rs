@@ -26,6 +26,7 @@ pub(super) fn job(settings: &Settings) -> Result<Job> {
             Some(setting) => setting
                 .choice(&[("input", Grouping::Input), ("length", Grouping::Length), ("random", Grouping::Random)], &["overlap", "auto"])?,
         },
+        keep_routing: flag(settings, "plan.keep_routing")?,
         output: OutputSection {
             path: required(settings, "output.path", "\"out\"", "--output")?.path()?,
             rows_per_part: settings.get("output.rows_per_part").map_or(Ok(ROWS_PER_PART), |s| s.whole(1, i64::MAX as u64))?,

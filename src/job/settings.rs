@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Result};
 
 /// All keys that a job may set.
-const KEYS: [&str; 35] = [
+const KEYS: [&str; 36] = [
     "model.path",
     "input.path",
     "input.id",
@@ -45,6 +45,7 @@ const KEYS: [&str; 35] = [
     "engine.scratch",
     "engine.scratch_write_limit",
     "plan.grouping",
+    "plan.keep_routing",
     "output.path",
     "output.keep",
     "output.rows_per_part",

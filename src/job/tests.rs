@@ -47,7 +47,7 @@ fn every_key_reaches_its_place() {
         cache = '../learned'
 scratch = '../states'
 scratch_write_limit = '5GiB'
-        [plan]\ngrouping = 'length'
+        [plan]\ngrouping = 'length'\nkeep_routing = true
         [output]\npath = '../out'\nkeep = ['section', 'b']\nrows_per_part = 7";
     let job = parse(text, &[]).expect("all known");
     let expected = Job {
@@ -89,6 +89,7 @@ scratch_write_limit = '5GiB'
             scratch_write_limit_bytes: Some(5 << 30),
         },
         grouping: Grouping::Length,
+        keep_routing: true,
         output: OutputSection { path: "jobs/../out".into(), rows_per_part: 7 },
     };
     assert_eq!(job, expected);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::plan::{FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS};
+use crate::routes::NO_EXPERT;
 
 const TINY: &str = "goldens/tiny/checkpoint";
 
