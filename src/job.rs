@@ -13,6 +13,7 @@ use crate::request::Sampling;
 
 pub use crate::kernels::Path as KernelName;
 pub use crate::plan::Grouping;
+pub use crate::plan::States;
 pub use settings::Override;
 
 /// What was asked, validated; facts of the machine and open files are not in it.
@@ -26,8 +27,8 @@ pub struct Job {
     pub sampling: Sampling,
     /// How the machine is used; nothing here changes an answer but `precision`.
     pub engine: EngineSection,
-    /// `plan.grouping`.
-    pub grouping: Grouping,
+    /// `plan.grouping`; the plan's choice where unset.
+    pub grouping: Option<Grouping>,
     /// `plan.keep_routing`: prompts are recorded beside answers, and the record stays.
     pub keep_routing: bool,
     /// Where answers go.
@@ -103,12 +104,31 @@ pub struct EngineSection {
     pub direct_io: bool,
     /// `auto` where unset.
     pub kernel: Option<KernelName>,
+    /// What foretells which experts an answer uses.
+    pub predict: Predict,
+    /// Where the states of sequences lie; the plan's choice where unset.
+    pub states: Option<States>,
     /// The folder for what is learned of models; the user's cache folder where unset.
     pub cache: Option<PathBuf>,
     /// The folder for states that do not fit memory; the job's own where unset.
     pub scratch: Option<PathBuf>,
     /// Most bytes of states that may be written there; 0 for none at all.
     pub scratch_write_limit_bytes: Option<u64>,
+}
+
+/// `engine.predict`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Predict {
+    /// Whatever has been best so far.
+    Auto,
+    /// What the prompt uses.
+    Prefill,
+    /// What its tokens used in earlier jobs.
+    Table,
+    /// What answers to like prompts used.
+    Learned,
+    /// As learned, by the prompt's first layers alone.
+    Probe,
 }
 
 /// `[output]`.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::prepare::{PRECISION, Prepared};
 use crate::execute::Tally;
-use crate::job::{Grouping, Job};
 use crate::machine;
 use crate::output::{Blocks, ExpertLoads, Summary, Totals};
 use crate::report::Snapshot;
@@ -27,7 +26,6 @@ pub fn snapshot(tally: &Tally) -> Snapshot {
 
 /// The whole run, of which the walk through the layers took `walk` and all of it `wall`.
 pub fn summary(
-    job: &Job,
     prepared: &Prepared,
     tally: &Tally,
     reads: (DirectIo, Method),
@@ -71,11 +69,7 @@ pub fn summary(
             Method::Threads => "threads",
         }
         .into(),
-        grouping: match job.grouping {
-            Grouping::Input => "input",
-            Grouping::Length => "length",
-            Grouping::Random => "random",
-        }
-        .into(),
+        predictor: prepared.schedule.overlap().map(|overlap| overlap.predictor().into()),
+        grouping: prepared.schedule.grouping().name().into(),
     }
 }

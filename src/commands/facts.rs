@@ -140,7 +140,9 @@ pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, row
         threads: threads(engine),
         reading_bytes: 0,
         scratch: Scratch::default(),
+        states: engine.states,
         rates: None,
+        saving: 0.0,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
 }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{facts, scratch};
+use super::profile::Profile;
+use super::{facts, overlap, scratch};
 use crate::error::{Error, Kind, Result};
 use crate::input::{self, Ingested};
 use crate::job::Job;
@@ -11,7 +12,8 @@ use crate::machine;
 use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
-use crate::plan::{self, Limits, ModelFacts, Schedule};
+use crate::learned::Learned;
+use crate::plan::{self, Grouping, Limits, ModelFacts, Schedule};
 use crate::request::RowFacts;
 use crate::spool::Spool;
 use crate::store::Checkpoint;
@@ -22,6 +24,12 @@ use crate::units::{show_bytes, show_count};
 pub struct Prepared {
     /// BLAKE3 of config.json.
     pub config: blake3::Hash,
+    /// Of config, tokenizer and weights.
+    pub identity: blake3::Hash,
+    /// What is remembered of the model.
+    pub learned: Learned,
+    /// Why rows are grouped as they are.
+    pub why: String,
     pub model: Box<dyn Model>,
     pub tokenizer: Option<Tokenizer>,
     pub input: Ingested,
@@ -43,6 +51,9 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let manifest = model.manifest();
     let tokenizer = Tokenizer::open(&job.model, manifest.vocab)?;
     let checkpoint = Checkpoint::open(&job.model, manifest)?;
+    let identity = checkpoint.fingerprint()?;
+    let learned = Learned::open(job.engine.cache.as_deref(), machine::cache_home().as_deref(), &identity.to_hex())?;
+    let profile = Profile::load(&learned, manifest);
     let facts = facts::of_model(manifest, &checkpoint, tokenizer.is_some());
     let budget_bytes = facts::budget_bytes(&job.engine);
     let room = input::Room { budget_bytes, row_bytes: plan::reading_room(budget_bytes, &facts) };
@@ -56,9 +67,19 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }
-    let allotment = plan::allot(&rows, job.grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
-    let schedule = Schedule::new(rows, job.grouping, allotment, facts.state);
-    let prepared = Prepared { config: blake3::hash(&config), model, tokenizer, input, facts, limits, schedule, kernels };
+    let grouping = job.grouping.unwrap_or(Grouping::Overlap);
+    if grouping == Grouping::Overlap {
+        limits.saving = profile.expected_saving(limits.wave.unwrap_or(rows.len())).0;
+    }
+    scratch::refuse_none(job, &limits)?;
+    let allotment = plan::allot(&rows, grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
+    let who = overlap::decide(job, manifest, &profile, &allotment, &rows, &input.spool)?;
+    let mut schedule = Schedule::new(rows, who.grouping, allotment, facts.state);
+    if let Some(foresight) = who.foresight {
+        schedule = schedule.by_overlap(foresight);
+    }
+    let why = who.why;
+    let prepared = Prepared { config: blake3::hash(&config), identity, learned, why, model, tokenizer, input, facts, limits, schedule, kernels };
     Ok((prepared, checkpoint))
 }
 
@@ -103,10 +124,10 @@ fn kernels(named: Option<KernelPath>) -> Result<Kernels> {
 }
 
 /// Identity of all that an answer depends on beside its row: config, weights, tokenizer, precision, order of summation.
-pub fn fingerprint(prepared: &Prepared, weights: &blake3::Hash) -> String {
+pub fn fingerprint(prepared: &Prepared) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(prepared.config.as_bytes());
-    hasher.update(weights.as_bytes());
+    hasher.update(prepared.identity.as_bytes());
     if let Some(tokenizer) = &prepared.tokenizer {
         hasher.update(&tokenizer.fingerprint());
     }

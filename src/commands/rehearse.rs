@@ -8,7 +8,7 @@ use super::prepare::refusal;
 use super::{facts, scratch};
 use crate::cli::DoctorArgs;
 use crate::error::{Error, Result};
-use crate::job::{EngineSection, Grouping};
+use crate::job::{EngineSection, Grouping, Predict};
 use crate::kernels::Kernels;
 use crate::machine::{self, Cost, Estimate, Means, Rates, Shape, Work};
 use crate::model::{self, manifest::PANEL_BYTES};
@@ -40,6 +40,8 @@ pub fn rehearse(args: &DoctorArgs, name: &str, folder: &Path, note: &mut dyn FnM
         direct_io: true,
         kernel: None,
         cache: None,
+        predict: Predict::Auto,
+        states: None,
         scratch: None,
         scratch_write_limit_bytes: None,
     };

@@ -17,7 +17,6 @@ use crate::event::End;
 use crate::execute::{self, Engine, Tally, Watch};
 use crate::input::KeptReader;
 use crate::job::Job;
-use crate::learned::Learned;
 use crate::machine;
 use crate::output::{Answers, JobFolder, Kept, OutputSpec, Wording};
 use crate::report::{Progress, Screen, closing_words};
@@ -40,10 +39,8 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     if let Some(words) = facts::shortage(ledger_bytes, machine::available_bytes()) {
         screen.say(&format!("warning: engine.memory holds {}, but {words}", show_bytes(ledger_bytes)));
     }
-    let identity = checkpoint.fingerprint()?;
-    let learned = Learned::open(job.engine.cache.as_deref(), machine::cache_home().as_deref(), &identity.to_hex())?;
-    let checksums = Checksums::open(&learned, &checkpoint.pieces());
-    for note in [learned.note(), checksums.note()].into_iter().flatten() {
+    let checksums = Checksums::open(&prepared.learned, &checkpoint.pieces());
+    for note in [prepared.learned.note(), checksums.note()].into_iter().flatten() {
         screen.say(note);
     }
     let threads = facts::threads(&job.engine);
@@ -55,7 +52,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
         wording: Box::new(Speech(prepared.tokenizer.as_ref())),
         kept: kept.map(|k| Box::new(Columns(k)) as Box<dyn Kept>),
         model: job.model.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
-        system_fingerprint: fingerprint(&prepared, &identity),
+        system_fingerprint: fingerprint(&prepared),
         rows_per_part: job.output.rows_per_part,
         run_id: run_id(),
     };
@@ -89,7 +86,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
     recording.finish();
-    let summary = summary(job, &prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
+    let summary = summary(&prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
     summary.write(&folder)?;
     let text = unsaved
         .map_or_else(String::new, |note| format!("checksums   the answers are whole, but what was read is not remembered: {note}\n"))

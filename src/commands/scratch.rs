@@ -7,9 +7,10 @@ use super::prepare::Prepared;
 use crate::error::{Error, Kind, Result};
 use crate::job::Job;
 use crate::model::manifest::Manifest;
-use crate::plan::{self, StateBytes, States};
+use crate::plan::{self, Limits, StateBytes, States};
 use crate::request::RowFacts;
 use crate::store::{self, PageCache, ScratchFile, StateSpace};
+use crate::units::show_bytes;
 
 /// Of what a disk has free, states leave a part for answers and for others: 9 of 10 are theirs.
 const SHARE: (u64, u64) = (9, 10);
@@ -53,6 +54,23 @@ pub fn facts(
         free_bytes: store::free_bytes(there)? / of * share,
         write_limit_bytes,
     })
+}
+
+/// Refuses a job that wants its states on a disk that has no room for one.
+///
+/// # Errors
+/// Refused: what is free, and what a sequence takes.
+pub fn refuse_none(job: &Job, limits: &Limits) -> Result<()> {
+    let scratch = &limits.scratch;
+    if limits.states.is_none_or(|states| states == States::Memory) || scratch.slot_bytes <= scratch.free_bytes {
+        return Ok(());
+    }
+    Err(Error::refused(format!(
+        "engine.states wants states on disk, but the longest row's take {} and {} has {} for them; name another folder with engine.scratch",
+        show_bytes(scratch.slot_bytes),
+        folder(job).display(),
+        show_bytes(scratch.free_bytes)
+    )))
 }
 
 /// The same of a job.

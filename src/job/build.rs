@@ -7,7 +7,7 @@ use crate::request::Sampling;
 use crate::units::parse_bytes;
 
 use super::settings::{Setting, Settings, Value};
-use super::{EngineSection, Grouping, InputSection, Job, KernelName, OnBadLine, OutputSection, Side};
+use super::{EngineSection, Grouping, InputSection, Job, KernelName, OnBadLine, OutputSection, Predict, Side, States};
 
 /// Above this many threads a number is a slip of the finger.
 const THREADS_MAX: u64 = 4_096;
@@ -22,9 +22,17 @@ pub(super) fn job(settings: &Settings) -> Result<Job> {
         sampling: sampling(settings)?,
         engine: engine(settings)?,
         grouping: match settings.get("plan.grouping") {
-            None => Grouping::Input,
-            Some(setting) => setting
-                .choice(&[("input", Grouping::Input), ("length", Grouping::Length), ("random", Grouping::Random)], &["overlap", "auto"])?,
+            None => None,
+            Some(setting) => setting.choice(
+                &[
+                    ("auto", None),
+                    ("input", Some(Grouping::Input)),
+                    ("length", Some(Grouping::Length)),
+                    ("random", Some(Grouping::Random)),
+                    ("overlap", Some(Grouping::Overlap)),
+                ],
+                &[],
+            )?,
         },
         keep_routing: flag(settings, "plan.keep_routing")?,
         output: OutputSection {
@@ -92,6 +100,20 @@ fn engine(settings: &Settings) -> Result<EngineSection> {
                 &["avx512bf16", "amx"],
             )?,
         },
+        predict: settings.get("engine.predict").map_or(Ok(Predict::Auto), |setting| {
+            let built = [
+                ("auto", Predict::Auto),
+                ("prefill", Predict::Prefill),
+                ("table", Predict::Table),
+                ("learned", Predict::Learned),
+                ("probe", Predict::Probe),
+            ];
+            setting.choice(&built, &[])
+        })?,
+        states: settings.get("engine.states").map_or(Ok(None), |setting| {
+            let built = [("auto", None), ("memory", Some(States::Memory)), ("parked", Some(States::Parked)), ("passing", Some(States::Passing))];
+            setting.choice(&built, &[])
+        })?,
         cache: settings.get("engine.cache").map(Setting::path).transpose()?,
         scratch: settings.get("engine.scratch").map(Setting::path).transpose()?,
         scratch_write_limit_bytes: settings.get("engine.scratch_write_limit").map(|s| s.bytes(0)).transpose()?,

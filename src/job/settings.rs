@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Result};
 
 /// All keys that a job may set.
-const KEYS: [&str; 36] = [
+const KEYS: [&str; 38] = [
     "model.path",
     "input.path",
     "input.id",
@@ -42,6 +42,8 @@ const KEYS: [&str; 36] = [
     "engine.kernel",
     "engine.precision",
     "engine.cache",
+    "engine.predict",
+    "engine.states",
     "engine.scratch",
     "engine.scratch_write_limit",
     "plan.grouping",
@@ -52,7 +54,7 @@ const KEYS: [&str; 36] = [
 ];
 
 /// Names of keys and sections whose feature is not built.
-const LATER: [&str; 2] = ["structured_outputs", "predict"];
+const LATER: [&str; 1] = ["structured_outputs"];
 
 /// Sections of a job file.
 const SECTIONS: [&str; 6] = ["model", "input", "sampling", "engine", "plan", "output"];
@@ -282,7 +284,6 @@ mod tests {
             ("[enigne]\nmemory = 1", "job.toml line 1: unknown section [enigne]; did you mean [engine]?"),
             ("[sampling]\nTop_P = 1", "job.toml line 2: unknown key `sampling.Top_P`; did you mean `sampling.top_p`?"),
             ("[[engine]]\nmemory = 1", "job.toml line 1: `engine` is a section: write [engine] on a line, its keys below"),
-            ("[engine]\npredict = 'x'", "job.toml line 2: `engine.predict` is not built in this version; leave it out"),
             ("[structured_outputs]", "job.toml line 1: [structured_outputs] is not built in this version; leave it out"),
         ];
         for (text, message) in cases {

@@ -19,7 +19,7 @@ fn a_job_that_sets_the_least_has_the_documented_defaults() {
     assert_eq!(job.input.paths, [Path::new("jobs/d.jsonl")]);
     assert_eq!(job.output, OutputSection { path: "jobs/out".into(), rows_per_part: 10_000 });
     assert_eq!(job.sampling, Sampling::default());
-    assert_eq!((job.grouping, job.input.on_bad_line, job.input.thinking), (Grouping::Input, OnBadLine::Refuse, false));
+    assert_eq!((job.grouping, job.input.on_bad_line, job.input.thinking), (None, OnBadLine::Refuse, false));
     let unset = EngineSection {
         memory_bytes: None,
         threads: None,
@@ -29,6 +29,8 @@ fn a_job_that_sets_the_least_has_the_documented_defaults() {
         direct_io: true,
         kernel: None,
         cache: None,
+        predict: Predict::Auto,
+        states: None,
         scratch: None,
         scratch_write_limit_bytes: None,
     };
@@ -45,6 +47,8 @@ fn every_key_reaches_its_place() {
         logprobs = 1\nprompt_logprobs = true\nignore_eos = true
         [engine]\nmemory = '8GiB'\nthreads = 2\nwave = 16\nprefill_rows = 512\nresident = 0\ndirect_io = false\nkernel = 'avx2'\nprecision = 'f32'
         cache = '../learned'
+predict = 'learned'
+states = 'parked'
 scratch = '../states'
 scratch_write_limit = '5GiB'
         [plan]\ngrouping = 'length'\nkeep_routing = true
@@ -85,10 +89,12 @@ scratch_write_limit = '5GiB'
             direct_io: false,
             kernel: Some(KernelName::Avx2),
             cache: Some("jobs/../learned".into()),
+            predict: Predict::Learned,
+            states: Some(States::Parked),
             scratch: Some("jobs/../states".into()),
             scratch_write_limit_bytes: Some(5 << 30),
         },
-        grouping: Grouping::Length,
+        grouping: Some(Grouping::Length),
         keep_routing: true,
         output: OutputSection { path: "jobs/../out".into(), rows_per_part: 7 },
     };

@@ -62,6 +62,9 @@ pub struct Summary {
     pub direct_io: bool,
     /// How reads reached the kernel: io_uring or threads.
     pub reads_by: String,
+    /// Who foretold which experts answers use; left out where nobody was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predictor: Option<String>,
     /// `plan.grouping`, as it was done.
     pub grouping: String,
 }

@@ -144,7 +144,7 @@ impl Share<'_> {
     /// Everything kept, where that leaves half of the memory: then each thread walks with rows of its own, and the more sequences, the better.
     fn resident(&self) -> Option<Sizes> {
         let most = self.limits.resident_bytes.unwrap_or(u64::MAX).min(self.limits.budget_bytes / 2);
-        if self.m.streamable_bytes() > most {
+        if self.m.streamable_bytes() > most || self.limits.states.is_some_and(|states| states != States::Memory) {
             return None;
         }
         let (walkers, flight) = (self.limits.threads, self.limits.blocks_in_flight.max(1));

@@ -152,7 +152,13 @@ impl Choice<'_> {
             placings.push((States::Passing, on_disk));
             placings.extend((on_disk > wave).then_some((States::Parked, on_disk)));
         }
+        placings.retain(|(states, _)| self.limits.states.is_none_or(|only| only == *states));
         placings
+    }
+
+    /// What is left of a decoding wave's blocks where those are chosen who share most.
+    fn grouped(&self, sizes: &Sizes) -> f64 {
+        if sizes.pool > sizes.wave { 1.0 - self.limits.saving } else { 1.0 }
     }
 
     /// Whether prompts are read when one has room, half of them, or all.
@@ -180,7 +186,7 @@ impl Choice<'_> {
         let weights = self.weights(sizes);
         let (rows, sweeps) = ((sizes.prefill_rows + sizes.wave) as f64, judged.sweeps(sizes));
         let positions = judged.needs.positions as f64;
-        let [streamed, kept] = weights.union(rows).map(|bytes| positions / rows * bytes);
+        let [streamed, kept] = weights.union(rows).map(|bytes| positions / rows * bytes * self.grouped(sizes));
         let read = positions * weights.embedding_row as f64 + sweeps * weights.trunk(0) as f64 + streamed;
         let used = (sweeps * (weights.streamed + weights.kept) as f64 + streamed + kept) * USED_PART;
         let computed = judged.needs.positions as f64 * self.m.row_flop as f64 * self.bytes_a_flop();
@@ -204,7 +210,8 @@ impl Choice<'_> {
         let (mut cost, mut written) = (0.0, 0.0);
         let flop = self.bytes_a_flop();
         drive(Schedule::new(judged.rows.clone(), self.grouping, allotment, self.m.state), |alike| {
-            let [streamed, kept] = weights.union(alike.rows as f64);
+            let grouped = if alike.rows <= sizes.wave { self.grouped(sizes) } else { 1.0 };
+            let [streamed, kept] = weights.union(alike.rows as f64).map(|bytes| bytes * grouped);
             let read = weights.trunk(alike.rows) as f64 + streamed + alike.state_read + alike.state_written;
             let used = ((weights.streamed + weights.kept) as f64 + streamed + kept) * USED_PART;
             written += alike.sweeps as f64 * alike.state_written;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::states::{Scratch, StateBytes};
+use super::states::{Scratch, StateBytes, States};
 use crate::request::RowFacts;
 
 /// Numbers of a model, in bytes, and its arithmetic in FLOP.
@@ -77,7 +77,7 @@ impl ModelFacts {
 }
 
 /// What the job and the machine allow.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// The ledger's ceiling.
     pub budget_bytes: u64,
@@ -97,8 +97,12 @@ pub struct Limits {
     pub output_bytes: u64,
     /// The disk that states may wait on.
     pub scratch: Scratch,
+    /// Where states must lie; the plan's choice where unset.
+    pub states: Option<States>,
     /// This machine's rates, where they were measured.
     pub rates: Option<Rates>,
+    /// The part of a decoding wave's blocks that grouping is expected to save.
+    pub saving: f64,
 }
 
 /// How fast this machine reads and computes: measured once and recorded, never the time of a run that the plan is for.

@@ -8,9 +8,13 @@ mod choose;
 mod facts;
 mod footprint;
 mod forecast;
+mod group;
 mod ledger;
+mod overlap;
+mod predict;
 mod schedule;
 mod states;
+mod table;
 mod weigh;
 
 pub use budget::{Refusal, allot};
@@ -18,8 +22,12 @@ pub use facts::{Limits, ModelFacts, Rates};
 pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
+pub use overlap::{Foresight, Overlap};
+pub use predict::{Kind as PredictorKind, Predictor, Size as FootprintSize};
 pub use schedule::{Grouping, Schedule};
 pub use states::{Scratch, StateBytes, States};
+
+pub use table::{Table, TableShape};
 
 use std::ops::Range;
 

@@ -4,8 +4,9 @@
 //! can be, in the grouping's order, and the answers at hand ride along. A sequence whose prompt is through waits until the wave has a place
 //! for it; where its states wait is said in each span ([`super::Home`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
+use super::overlap::{Foresight, Overlap};
 use super::{Allotment, Home, Outcome, Span, StateBytes, States, Sweep};
 use crate::request::RowFacts;
 
@@ -18,6 +19,20 @@ pub enum Grouping {
     Length,
     /// Shuffled by a fixed seed.
     Random,
+    /// As the rows come, until prompts have been read; then those together that are expected to use the same experts.
+    Overlap,
+}
+
+impl Grouping {
+    /// The word by which a job names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Grouping::Input => "input",
+            Grouping::Length => "length",
+            Grouping::Random => "random",
+            Grouping::Overlap => "overlap",
+        }
+    }
 }
 
 /// A sequence in flight.
@@ -25,8 +40,8 @@ pub enum Grouping {
 struct Active {
     slot: usize,
     row: u32,
-    /// Its place in the order of admission.
-    rank: u32,
+    /// Its place in the order in which those that wait decode.
+    rank: u64,
     /// Positions that have been through the model.
     done: u32,
     /// What its states take in memory, wherever they lie.
@@ -44,13 +59,18 @@ pub struct Schedule {
     /// Whose prompts are being read, in order of admission.
     reading: Vec<Active>,
     /// Whose prompts are through, by rank: those that can decode as they are, and those whose states are to come into memory first.
-    waiting: BTreeMap<u32, Active>,
-    parked: BTreeMap<u32, Active>,
+    waiting: BTreeMap<u64, Active>,
+    parked: BTreeMap<u64, Active>,
+    next_rank: u64,
     /// Who decodes, in order of admission.
     wave: Vec<Active>,
     /// Prompts are read until no more can be admitted.
     in_bulk: bool,
+    /// As many have been read as there is room for, since those that wait were put in order.
+    was_read: bool,
     slots: Slots,
+    /// Who shares experts with whom, where that decides.
+    overlap: Option<Overlap>,
     allotment: Allotment,
     state: StateBytes,
     /// Of states in memory: bytes, sequences.
@@ -89,7 +109,7 @@ impl Schedule {
     pub fn new(rows: Vec<RowFacts>, grouping: Grouping, allotment: Allotment, state: StateBytes) -> Self {
         let mut order: Vec<u32> = (0..rows.len() as u32).filter(|&i| !rows[i as usize].is_idle()).collect();
         match grouping {
-            Grouping::Input => {}
+            Grouping::Input | Grouping::Overlap => {}
             Grouping::Length => order.sort_by_key(|&i| std::cmp::Reverse(rows[i as usize].positions_max())),
             Grouping::Random => order.sort_by_cached_key(|&i| mix(u64::from(i))),
         }
@@ -101,14 +121,29 @@ impl Schedule {
             reading: Vec::new(),
             waiting: BTreeMap::new(),
             parked: BTreeMap::new(),
+            next_rank: 0,
             wave: Vec::new(),
             in_bulk: false,
+            was_read: false,
             slots: Slots::new(allotment.pool),
+            overlap: None,
             allotment,
             state,
             state_used: 0,
             in_memory: 0,
         }
+    }
+
+    /// Lets those decode together that are expected to share experts.
+    #[must_use]
+    pub fn by_overlap(mut self, foresight: Foresight) -> Self {
+        self.overlap = Some(Overlap::new(foresight, self.allotment.wave));
+        self
+    }
+
+    /// Who shares experts with whom, where that decides.
+    pub fn overlap(&self) -> Option<&Overlap> {
+        self.overlap.as_ref()
     }
 
     /// How memory is shared out.
@@ -143,8 +178,10 @@ impl Schedule {
 
     /// The next sweep, given what became of the last one; `None` when every request has ended.
     pub fn next(&mut self, last: &Outcome) -> Option<Sweep> {
+        self.hear(last);
         self.release(&last.ended);
         self.sort_out_read();
+        self.reorder();
         let mut spans = Vec::with_capacity(self.wave.len());
         spans.extend(self.wave.iter_mut().map(|active| advance(active, 1)));
         self.refill(&mut spans);
@@ -166,6 +203,47 @@ impl Schedule {
             active.done += left as u32;
         }
         left
+    }
+
+    /// Passes on what the sweep has shown.
+    fn hear(&mut self, last: &Outcome) {
+        let Some(overlap) = &mut self.overlap else { return };
+        let (rows, reading, wave) = (&self.rows, &self.reading, &self.wave);
+        let of: HashMap<usize, (u32, u32)> = if last.read.is_empty() && last.answered.is_empty() {
+            HashMap::new()
+        } else {
+            let tokens = |active: &Active| active.done.saturating_sub(rows[active.row as usize].prompt_tokens);
+            reading.iter().chain(wave).map(|active| (active.slot, (active.row, tokens(active)))).collect()
+        };
+        overlap.hear(last, |slot| of.get(&slot).copied());
+        for active in wave.iter().filter(|active| last.ended.binary_search(&active.slot).is_ok()) {
+            overlap.leaves(active.row);
+        }
+    }
+
+    /// Puts those that wait in order when all prompts that there is room for have been read, and when more has been learned.
+    fn reorder(&mut self) {
+        let Some(overlap) = &mut self.overlap else { return };
+        let waiting = self.waiting.len() + self.parked.len();
+        let was_read = std::mem::take(&mut self.was_read);
+        if waiting <= 1 || !(was_read || overlap.is_stale()) {
+            return;
+        }
+        let all: Vec<Active> = std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.parked).into_values()).collect();
+        let order = overlap.order(&all.iter().map(|active| active.row).collect::<Vec<_>>(), self.allotment.wave);
+        let mut by_row: HashMap<u32, Active> = all.into_iter().map(|active| (active.row, active)).collect();
+        let first = self.next_rank;
+        self.next_rank += order.len() as u64;
+        for (rank, row) in (first..).zip(order) {
+            let active = Active { rank, ..by_row.remove(&row).expect("an order holds each row once") };
+            self.wait(active);
+        }
+    }
+
+    fn wait(&mut self, active: Active) {
+        let comes_in = active.home == Home::Scratch && self.allotment.states == States::Parked;
+        let waiting = if comes_in { &mut self.parked } else { &mut self.waiting };
+        waiting.insert(active.rank, active);
     }
 
     fn release(&mut self, ended: &[usize]) {
@@ -196,32 +274,39 @@ impl Schedule {
     fn sort_out_read(&mut self) {
         let rows = &self.rows;
         let through = |active: &mut Active| active.done >= rows[active.row as usize].prompt_tokens;
-        for active in self.reading.extract_if(.., through) {
-            let comes_in = active.home == Home::Scratch && self.allotment.states == States::Parked;
-            let waiting = if comes_in { &mut self.parked } else { &mut self.waiting };
-            waiting.insert(active.rank, active);
-        }
+        let through: Vec<Active> = self.reading.extract_if(.., through).collect();
+        through.into_iter().for_each(|active| self.wait(active));
     }
 
     /// Admits who waits to the wave.
     fn refill(&mut self, spans: &mut Vec<Span>) {
         while self.wave.len() < self.allotment.wave {
-            let parked = self.parked.first_key_value().filter(|(_, first)| self.has_memory(first.state_bytes)).map(|(&rank, _)| rank);
-            let here = self.waiting.first_key_value().map(|(&rank, _)| rank);
-            let mut active = match (here, parked) {
-                (Some(here), parked) if parked.is_none_or(|parked| here < parked) => {
-                    self.waiting.remove(&here).expect("looked at just now")
-                }
-                (_, Some(parked)) => self.parked.remove(&parked).expect("looked at just now"),
-                _ => return,
-            };
+            let Some(rank) = self.next_to_decode() else { return };
+            let parked = self.parked.remove(&rank);
+            let comes_in = parked.is_some();
+            let mut active = parked.or_else(|| self.waiting.remove(&rank)).expect("it waits");
             let from = active.home;
-            if parked == Some(active.rank) {
+            if let Some(overlap) = &mut self.overlap {
+                overlap.joins(active.row);
+            }
+            if comes_in {
                 self.take_memory(active.state_bytes);
                 active.home = Home::Memory;
             }
             spans.push(Span { from, ..advance(&mut active, 1) });
             self.wave.push(active);
+        }
+    }
+
+    /// Who of those that wait decodes next, by rank; nobody if those that wait have no memory to come into.
+    fn next_to_decode(&mut self) -> Option<u64> {
+        let comes_in = self.parked.first_key_value().is_some_and(|(_, first)| self.has_memory(first.state_bytes));
+        let none = BTreeMap::new();
+        let parked = if comes_in { &self.parked } else { &none };
+        let (here, parked) = (self.waiting.values(), parked.values());
+        match &mut self.overlap {
+            None => here.take(1).chain(parked.take(1)).map(|active| active.rank).min(),
+            Some(overlap) => overlap.pick(here.chain(parked).map(|active| (active.rank, active.row))),
         }
     }
 
@@ -300,10 +385,15 @@ impl Schedule {
         facts.max_tokens <= 1 && facts.prompt_tokens as usize <= self.allotment.prefill_rows
     }
 
+    fn end_bulk(&mut self) {
+        self.was_read |= self.in_bulk;
+        self.in_bulk = false;
+    }
+
     /// The next request in order, if there is room for it beside `room` rows.
     fn admit(&mut self, room: u32) -> Option<Active> {
         let Some(&row) = self.order.get(self.next) else {
-            self.in_bulk = false;
+            self.end_bulk();
             return None;
         };
         let (slot, home, state_bytes) = if self.ends_with_its_prompt(row) {
@@ -315,7 +405,7 @@ impl Schedule {
             let bytes = self.state_bytes(row);
             let home = self.home_of(bytes, self.in_memory, self.state_used).filter(|_| !self.slots.pool.is_empty());
             let Some(home) = home else {
-                self.in_bulk = false;
+                self.end_bulk();
                 return None;
             };
             if home == Home::Memory {
@@ -323,7 +413,8 @@ impl Schedule {
             }
             (self.slots.pool.pop().expect("looked at just now"), home, bytes)
         };
-        let rank = self.next as u32;
+        let rank = self.next_rank;
+        self.next_rank += 1;
         self.next += 1;
         Some(Active { slot, row, rank, done: 0, state_bytes, home })
     }

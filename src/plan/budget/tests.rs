@@ -42,7 +42,9 @@ pub fn limits(budget_bytes: u64) -> Limits {
         reading_bytes: 0,
         output_bytes: 1 << 20,
         scratch: Scratch::default(),
+        states: None,
         rates: None,
+        saving: 0.0,
     }
 }
 

@@ -1,0 +1,129 @@
+//! What is remembered of a model's routing: what its tokens use, and what grouping has saved.
+
+use serde::{Deserialize, Serialize};
+
+use crate::learned::Learned;
+use crate::model::manifest::Manifest;
+use crate::plan::{Compared, Table, TableShape};
+
+/// The table's file, and the savings'.
+const TABLE: &str = "routing-table";
+const SAVINGS: &str = "overlap.json";
+/// No file of these is longer.
+const BYTES_MAX: u64 = 80 << 20;
+/// A saving counts if it is so many standard deviations of a random order.
+const DEVIATIONS: f64 = 2.0;
+/// What is expected to be saved where nothing was measured: half of what was published for a predictor that was trained.
+const UNKNOWN: f64 = 0.08;
+/// Runs that a saving is the mean of, at most: a model's documents change.
+const RUNS_MAX: u32 = 8;
+
+/// A model's profile.
+pub struct Profile {
+    /// Which experts tokens use, by jobs that have finished.
+    pub table: Table,
+    savings: Vec<Saving>,
+}
+
+/// What grouping has saved in waves of about one size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Saving {
+    /// Sequences, rounded up to a power of two.
+    wave: u64,
+    /// Part of the expert loads of random waves, and its standard deviation by chance alone.
+    saved: f64,
+    sd: f64,
+    /// How many runs that is the mean of.
+    runs: u32,
+}
+
+impl Profile {
+    /// What is remembered, if anything.
+    pub fn load(learned: &Learned, manifest: &Manifest) -> Self {
+        let shape = shape(manifest);
+        let table = learned.read(TABLE, BYTES_MAX).and_then(|bytes| Table::from_bytes(&bytes, shape).ok());
+        let savings = learned.read(SAVINGS, BYTES_MAX).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Profile { table: table.unwrap_or_else(|| Table::new(shape)), savings: savings.unwrap_or_default() }
+    }
+
+    /// The part of loads that grouping waves of this size is expected to save, 0 where it was shown to be noise; and whether that was measured.
+    pub fn expected_saving(&self, wave: usize) -> (f64, bool) {
+        match self.savings.iter().find(|saving| saving.wave == bucket(wave)) {
+            None => (UNKNOWN, false),
+            Some(saving) if saving.saved < DEVIATIONS * saving.sd => (0.0, true),
+            Some(saving) => (saving.saved, true),
+        }
+    }
+
+    /// Remembers what a run has shown, beside what other runs have; a line if it cannot.
+    pub fn save(learned: &Learned, manifest: &Manifest, seen: &Table, shown: Option<(usize, &Compared)>) -> Option<String> {
+        let merged = |old: Option<&[u8]>| {
+            let old = old.and_then(|bytes| Table::from_bytes(bytes, shape(manifest)).ok());
+            let mut table = old.unwrap_or_else(|| Table::new(shape(manifest)));
+            table.merge(seen);
+            table.to_bytes()
+        };
+        let added = |old: Option<&[u8]>| {
+            let mut savings: Vec<Saving> = old.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
+            if let Some((wave, compared)) = shown {
+                add(&mut savings, wave, compared);
+            }
+            serde_json::to_vec(&savings).unwrap_or_default()
+        };
+        let table = if seen.is_empty() { Ok(()) } else { learned.update(TABLE, BYTES_MAX, &merged) };
+        table.and_then(|()| learned.update(SAVINGS, BYTES_MAX, &added)).err()
+    }
+}
+
+fn bucket(wave: usize) -> u64 {
+    (wave as u64).next_power_of_two()
+}
+
+fn add(savings: &mut Vec<Saving>, wave: usize, compared: &Compared) {
+    if compared.random <= 0.0 {
+        return;
+    }
+    let (saved, sd) = (1.0 - compared.own.loads as f64 / compared.random, compared.random_sd / compared.random);
+    let wave = bucket(wave);
+    let at = savings.iter().position(|saving| saving.wave == wave).unwrap_or_else(|| {
+        savings.push(Saving { wave, saved: 0.0, sd: 0.0, runs: 0 });
+        savings.len() - 1
+    });
+    let saving = &mut savings[at];
+    saving.runs = (saving.runs + 1).min(RUNS_MAX);
+    let part = 1.0 / f64::from(saving.runs);
+    saving.saved += (saved - saving.saved) * part;
+    saving.sd += (sd - saving.sd) * part;
+}
+
+fn shape(manifest: &Manifest) -> TableShape {
+    TableShape {
+        vocab: manifest.vocab as u32,
+        layers: manifest.blocks().count() as u32,
+        experts: manifest.blocks().map(|(_, blocks)| blocks.count).max().unwrap_or(0) as u16,
+        chosen: manifest.blocks().map(|(_, blocks)| blocks.chosen).max().unwrap_or(0) as u16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Loads;
+
+    fn compared(own: u64, random: f64, random_sd: f64) -> Compared {
+        Compared { own: Loads { loads: own, rows: 10 }, random, random_sd, lower_bound: 1 }
+    }
+
+    #[test]
+    fn what_was_noise_is_not_expected_again() {
+        let mut savings = Vec::new();
+        add(&mut savings, 7, &compared(90, 100.0, 1.0));
+        add(&mut savings, 8, &compared(80, 100.0, 1.0));
+        add(&mut savings, 100, &compared(99, 100.0, 1.0));
+        let profile = Profile { table: Table::new(TableShape { vocab: 1, layers: 0, experts: 0, chosen: 0 }), savings };
+        let (saved, measured) = profile.expected_saving(5);
+        assert!((saved - 0.15).abs() < 1e-9 && measured);
+        assert_eq!(profile.expected_saving(65), (0.0, true), "less than chance explains");
+        assert_eq!(profile.expected_saving(16), (UNKNOWN, false));
+    }
+}
