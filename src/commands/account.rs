@@ -6,6 +6,7 @@ use super::prepare::{PRECISION, Prepared};
 use crate::execute::Tally;
 use crate::machine;
 use crate::output::{Blocks, ExpertLoads, Summary, Totals};
+use crate::plan::Compared;
 use crate::report::Snapshot;
 use crate::store::{DirectIo, Method};
 
@@ -30,6 +31,7 @@ pub fn summary(
     tally: &Tally,
     reads: (DirectIo, Method),
     totals: &Totals,
+    compared: Option<Compared>,
     [walk, wall]: [Duration; 2],
 ) -> Summary {
     let read = tally.read;
@@ -52,7 +54,7 @@ pub fn summary(
             prefetched_wasted: read.blocks_wasted,
             on_demand: read.blocks_on_demand,
         },
-        expert_loads: ExpertLoads { ran: tally.answer_expert_loads },
+        expert_loads: expert_loads(tally, compared),
         rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
         memory_budget: prepared.limits.budget_bytes,
         ledger_total: prepared.schedule.allotment().ledger.total(),
@@ -71,5 +73,23 @@ pub fn summary(
         .into(),
         predictor: prepared.schedule.overlap().map(|overlap| overlap.predictor().into()),
         grouping: prepared.schedule.grouping().name().into(),
+    }
+}
+
+/// What ran beside what might have run; where only the first requests were replayed, in proportion.
+fn expert_loads(tally: &Tally, compared: Option<Compared>) -> ExpertLoads {
+    let (ran, tokens) = (tally.answer_expert_loads, tally.answer_rows);
+    let Some(compared) = compared.filter(|compared| compared.rows > 0) else {
+        return ExpertLoads { ran, tokens, ..ExpertLoads::default() };
+    };
+    let all = tokens as f64 / compared.rows as f64;
+    ExpertLoads {
+        ran,
+        tokens,
+        random: Some((compared.random * all).round() as u64),
+        random_sd: Some(compared.random_sd * all),
+        perfect: Some((compared.perfect as f64 * all).round() as u64),
+        lower_bound: Some(compared.lower_bound),
+        replayed_rows: Some(compared.rows),
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine;
 use crate::memory::Ledger;
-use crate::plan::{Forecast, Limits, Schedule, States, allot, forecast};
+use crate::plan::{self, Forecast, Limits, Schedule, States, allot, forecast};
 use crate::report::show_duration;
 use crate::units::{show_bytes, show_count};
 
@@ -32,6 +32,10 @@ struct Plan<'a> {
     ledger_total: u64,
     ledger: &'a Ledger,
     kernel: &'static str,
+    grouping: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predictor: Option<&'static str>,
+    why: &'a str,
 }
 
 /// Reads the input into a temporary folder, plans, and says what would happen.
@@ -53,6 +57,9 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
         ledger_total: allotment.ledger.total(),
         ledger: &allotment.ledger,
         kernel: prepared.kernels.path().name(),
+        grouping: prepared.schedule.grouping().name(),
+        predictor: prepared.schedule.overlap().map(plan::Overlap::predictor),
+        why: &prepared.why,
     };
     let text = if json {
         serde_json::to_string_pretty(&plan).map_err(|e| Error::storage(format!("cannot encode the plan: {e}")))? + "\n"
@@ -82,6 +89,7 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
     line("states", states(plan, prepared));
+    line("grouping", grouping(prepared));
     line("computes", format!("{} GFLOP, attention over positions left out", show_count(f.gflop)));
     let about = |ms| format!("about {} at the rates that `doctor --shape` measured", show_duration(Duration::from_millis(ms)));
     line("takes", f.wall_ms.map_or_else(|| "unknown; `nightshift doctor --shape` measures this machine".into(), about));
@@ -103,6 +111,13 @@ fn scratch_bytes(prepared: &Prepared) -> u64 {
         allotment if allotment.states == States::Memory => 0,
         allotment => (allotment.pool as u64).saturating_mul(prepared.limits.scratch.slot_bytes),
     }
+}
+
+/// Who decodes together, by whose word, and why.
+fn grouping(prepared: &Prepared) -> String {
+    let name = prepared.schedule.grouping().name();
+    let predictor = prepared.schedule.overlap().map_or_else(String::new, |overlap| format!(" as `{}` foretells it", overlap.predictor()));
+    format!("{name}{predictor}: {}", prepared.why)
 }
 
 /// Where states lie, and what it costs.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::learned::Learned;
 use crate::model::manifest::Manifest;
-use crate::plan::{Compared, Table, TableShape};
+use crate::plan::{Table, TableShape};
 
 /// The table's file, and the savings'.
 const TABLE: &str = "routing-table";
@@ -37,6 +37,15 @@ struct Saving {
     runs: u32,
 }
 
+/// What a run has shown of grouping: its expert loads beside those of random waves.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown {
+    pub wave: usize,
+    pub ran: u64,
+    pub random: f64,
+    pub random_sd: f64,
+}
+
 impl Profile {
     /// What is remembered, if anything.
     pub fn load(learned: &Learned, manifest: &Manifest) -> Self {
@@ -56,7 +65,7 @@ impl Profile {
     }
 
     /// Remembers what a run has shown, beside what other runs have; a line if it cannot.
-    pub fn save(learned: &Learned, manifest: &Manifest, seen: &Table, shown: Option<(usize, &Compared)>) -> Option<String> {
+    pub fn save(learned: &Learned, manifest: &Manifest, seen: &Table, shown: Option<Shown>) -> Option<String> {
         let merged = |old: Option<&[u8]>| {
             let old = old.and_then(|bytes| Table::from_bytes(bytes, shape(manifest)).ok());
             let mut table = old.unwrap_or_else(|| Table::new(shape(manifest)));
@@ -65,8 +74,8 @@ impl Profile {
         };
         let added = |old: Option<&[u8]>| {
             let mut savings: Vec<Saving> = old.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
-            if let Some((wave, compared)) = shown {
-                add(&mut savings, wave, compared);
+            if let Some(shown) = shown {
+                add(&mut savings, shown);
             }
             serde_json::to_vec(&savings).unwrap_or_default()
         };
@@ -79,12 +88,9 @@ fn bucket(wave: usize) -> u64 {
     (wave as u64).next_power_of_two()
 }
 
-fn add(savings: &mut Vec<Saving>, wave: usize, compared: &Compared) {
-    if compared.random <= 0.0 {
-        return;
-    }
-    let (saved, sd) = (1.0 - compared.own.loads as f64 / compared.random, compared.random_sd / compared.random);
-    let wave = bucket(wave);
+fn add(savings: &mut Vec<Saving>, shown: Shown) {
+    let (saved, sd) = (1.0 - shown.ran as f64 / shown.random, shown.random_sd / shown.random);
+    let wave = bucket(shown.wave);
     let at = savings.iter().position(|saving| saving.wave == wave).unwrap_or_else(|| {
         savings.push(Saving { wave, saved: 0.0, sd: 0.0, runs: 0 });
         savings.len() - 1
@@ -96,7 +102,8 @@ fn add(savings: &mut Vec<Saving>, wave: usize, compared: &Compared) {
     saving.sd += (sd - saving.sd) * part;
 }
 
-fn shape(manifest: &Manifest) -> TableShape {
+/// What a model's table is made for.
+pub fn shape(manifest: &Manifest) -> TableShape {
     TableShape {
         vocab: manifest.vocab as u32,
         layers: manifest.blocks().count() as u32,
@@ -108,18 +115,12 @@ fn shape(manifest: &Manifest) -> TableShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Loads;
-
-    fn compared(own: u64, random: f64, random_sd: f64) -> Compared {
-        Compared { own: Loads { loads: own, rows: 10 }, random, random_sd, lower_bound: 1 }
-    }
-
     #[test]
     fn what_was_noise_is_not_expected_again() {
         let mut savings = Vec::new();
-        add(&mut savings, 7, &compared(90, 100.0, 1.0));
-        add(&mut savings, 8, &compared(80, 100.0, 1.0));
-        add(&mut savings, 100, &compared(99, 100.0, 1.0));
+        for (wave, ran) in [(7, 90), (8, 80), (100, 99)] {
+            add(&mut savings, Shown { wave, ran, random: 100.0, random_sd: 1.0 });
+        }
         let profile = Profile { table: Table::new(TableShape { vocab: 1, layers: 0, experts: 0, chosen: 0 }), savings };
         let (saved, measured) = profile.expected_saving(5);
         assert!((saved - 0.15).abs() < 1e-9 && measured);

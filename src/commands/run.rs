@@ -77,16 +77,19 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
         watch: &clock,
     };
     let schedule = &mut prepared.schedule;
-    let mut recording = Recording::start(folder.state(), prepared.model.manifest(), job.keep_routing);
+    let mut recording = Recording::start(folder.state(), prepared.model.manifest(), &prepared.input.spool, job.keep_routing);
     let walking = Instant::now();
     let ran = pool.install(|| execute::run(schedule, &engine, &mut answers, &mut recording));
     let walk = walking.elapsed();
     let unsaved = weights.checksums().save().err(); // the answers do not depend on it
+    let reads = (weights.direct(), weights.method());
+    drop(engine); // its memory and that of the weights take what is replayed
+    drop(weights);
     let tally = ran?;
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
-    recording.finish();
-    let summary = summary(&prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
+    let compared = pool.install(|| recording.close(&prepared, &tally));
+    let summary = summary(&prepared, &tally, reads, &totals, compared, [walk, started.elapsed()]);
     summary.write(&folder)?;
     let text = unsaved
         .map_or_else(String::new, |note| format!("checksums   the answers are whole, but what was read is not remembered: {note}\n"))

@@ -12,6 +12,7 @@ mod group;
 mod ledger;
 mod overlap;
 mod predict;
+mod replay;
 mod schedule;
 mod states;
 mod table;
@@ -24,6 +25,7 @@ pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
 pub use overlap::{Foresight, Overlap};
 pub use predict::{Kind as PredictorKind, Predictor, Size as FootprintSize};
+pub use replay::{Compared, Loads, Routed, compare, loads, lower_bound};
 pub use schedule::{Grouping, Schedule};
 pub use states::{Scratch, StateBytes, States};
 

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use rayon::prelude::*;
 
-use super::{Outcome, Schedule};
+use super::{FOOTPRINT_ENTRIES, Footprint, Foresight, Outcome, PromptUse, Schedule};
 use crate::routes::{NO_EXPERT, Routes, Widths};
 
 /// Random orders that are tried.
@@ -49,28 +49,43 @@ pub struct Loads {
     pub rows: u64,
 }
 
-/// An order of work beside others.
+/// What other orders of the same requests would have loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Compared {
-    /// In its own order.
-    pub own: Loads,
+    /// Answer rows of each.
+    pub rows: u64,
     /// Loads in random orders, in the mean.
     pub random: f64,
     /// Their standard deviation.
     pub random_sd: f64,
+    /// Loads if those had been grouped that shared experts, by what their answers used in the end.
+    pub perfect: u64,
     /// Loads if all requests began their answers at once and went on together.
     pub lower_bound: u64,
 }
 
-/// Replays a schedule's requests, as many as are known, in its own order and in random ones.
+/// Replays a schedule's requests, as many as are known, in random orders and in the best that grouping by overlap could have found.
 pub fn compare(schedule: &Schedule, routed: &dyn Routed) -> Compared {
     let requests = routed.requests();
     let drawn = |seed| loads(schedule.afresh(requests, Some(seed)), routed).loads as f64;
     let drawn: Vec<f64> = (1..=DRAWS).into_par_iter().map(drawn).collect();
     let random = drawn.iter().sum::<f64>() / DRAWS as f64;
     let variance = drawn.iter().map(|loads| (loads - random).powi(2)).sum::<f64>() / (DRAWS - 1) as f64;
-    let own = loads(schedule.afresh(requests, None), routed);
-    Compared { own, random, random_sd: variance.sqrt(), lower_bound: lower_bound(routed).loads }
+    let known = (0..requests as u64).map(|request| footprint(routed.widths(), routed.answer(request)));
+    let perfect = loads(schedule.afresh(requests, None).by_overlap(Foresight::Known(known.collect())), routed).loads;
+    let bound = lower_bound(routed);
+    Compared { rows: bound.rows, random, random_sd: variance.sqrt(), perfect, lower_bound: bound.loads }
+}
+
+/// Shares of an answer's rows.
+fn footprint(widths: Widths, answer: &[u16]) -> Footprint {
+    let chosen = widths.chosen.max(1) as usize;
+    let mut blocks: Vec<u32> = (answer.chunks_exact(chosen).zip((0..widths.layers).cycle()))
+        .flat_map(|(ids, layer)| ids.iter().filter(|id| **id != NO_EXPERT).map(move |id| layer * widths.experts + u32::from(*id)))
+        .collect();
+    blocks.sort_unstable();
+    let rows = (answer.len() / widths.row().max(1)).max(1) as f32;
+    Footprint::of(blocks.chunk_by(|a, b| a == b).map(|of_block| (of_block[0], of_block.len() as f32 / rows)), FOOTPRINT_ENTRIES)
 }
 
 /// Drives a schedule that has not begun to its end, every answer as long as it was.
@@ -79,6 +94,7 @@ pub fn loads(mut schedule: Schedule, routed: &dyn Routed) -> Loads {
     while let Some(sweep) = schedule.next(&outcome) {
         union.begin();
         outcome.ended.clear();
+        outcome.read.clear();
         for span in &sweep.spans {
             let prompt = schedule.rows()[span.row as usize].prompt_tokens;
             let answer = routed.answer(span.row);
@@ -90,6 +106,8 @@ pub fn loads(mut schedule: Schedule, routed: &dyn Routed) -> Loads {
             }
             if span.positions.end as usize >= prompt as usize + answer.len() / union.width {
                 outcome.ended.push(span.slot);
+            } else if span.positions.start < prompt && span.positions.end >= prompt {
+                outcome.read.push((span.slot, PromptUse::default()));
             }
         }
     }
@@ -152,7 +170,7 @@ impl Union {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Allotment, Grouping, StateBytes, Walkers};
+    use super::super::{Allotment, Grouping, StateBytes, States, Walkers};
     use super::*;
     use crate::memory::Ledger;
     use crate::request::RowFacts;
@@ -176,8 +194,12 @@ mod tests {
         let allotment = Allotment {
             ledger: Ledger::default(),
             wave,
+            pool: wave,
+            refill: 1,
             prefill_rows: 100,
+            states: States::Memory,
             state_bytes: u64::MAX,
+            state_ring_bytes: [0; 2],
             panel_ring_bytes: 0,
             block_ring_bytes: 0,
             blocks_in_flight: 1,
@@ -206,7 +228,7 @@ mod tests {
         // Requests of two kinds, whose experts are all different, sorted by kind.
         let answers = Answers((0..64).map(|i| [[0, 1], [6, 7]][i / 32].repeat(4)).collect());
         let compared = compare(&schedule(64, 8, Grouping::Input), &answers);
-        assert_eq!(compared.own, Loads { loads: 8 * 4 * 2, rows: 256 });
+        assert_eq!(compared.rows, 256);
         assert!(compared.random > 100.0 && compared.random <= 128.0 && compared.random_sd > 0.0, "{compared:?}");
         assert_eq!(compared.lower_bound, 4 * 4);
         assert_eq!(compared, compare(&schedule(64, 8, Grouping::Input), &answers), "draws are seeded");
@@ -218,6 +240,6 @@ mod tests {
     fn requests_that_are_not_known_are_left_out() {
         let answers = Answers(vec![vec![0, 1]; 3]);
         let compared = compare(&schedule(10, 2, Grouping::Random), &answers);
-        assert_eq!((compared.own.rows, compared.lower_bound), (3, 2));
+        assert_eq!((compared.rows, compared.lower_bound), (3, 2));
     }
 }
