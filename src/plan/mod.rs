@@ -24,8 +24,8 @@ pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, Promp
 pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
 pub use overlap::{Foresight, Overlap};
-pub use predict::{Kind as PredictorKind, Predictor, Size as FootprintSize};
-pub use replay::{Compared, Loads, Routed, compare, loads, lower_bound};
+pub use predict::{Kind as PredictorKind, Known, Predictor, Size as FootprintSize};
+pub use replay::{Compared, Loads, Routed, compare, footprint, loads, lower_bound, prompt_use};
 pub use schedule::{Grouping, Schedule};
 pub use states::{Scratch, StateBytes, States};
 

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use rayon::prelude::*;
 
-use super::{FOOTPRINT_ENTRIES, Footprint, Foresight, Outcome, PromptUse, Schedule};
+use super::{FOOTPRINT_ENTRIES, Footprint, Foresight, LAST_TOKENS, Outcome, PromptUse, Schedule};
 use crate::routes::{NO_EXPERT, Routes, Widths};
 
 /// Random orders that are tried.
@@ -24,6 +24,9 @@ pub trait Routed: Sync {
 
     /// The rows of a request's answer, by position: ids [rows, layers, chosen].
     fn answer(&self, request: u64) -> &[u16];
+
+    /// The rows of its prompt likewise; empty where they were not recorded.
+    fn prompt(&self, request: u64) -> &[u16];
 }
 
 impl Routed for Routes {
@@ -37,6 +40,10 @@ impl Routed for Routes {
 
     fn answer(&self, request: u64) -> &[u16] {
         self.answer(request)
+    }
+
+    fn prompt(&self, request: u64) -> &[u16] {
+        self.prompt(request)
     }
 }
 
@@ -77,15 +84,26 @@ pub fn compare(schedule: &Schedule, routed: &dyn Routed) -> Compared {
     Compared { rows: bound.rows, random, random_sd: variance.sqrt(), perfect, lower_bound: bound.loads }
 }
 
-/// Shares of an answer's rows.
-fn footprint(widths: Widths, answer: &[u16]) -> Footprint {
+/// Of each layer the share of rows that chose an expert, of those whose choice is known: ids [rows, layers, chosen].
+pub fn footprint(widths: Widths, ids: &[u16]) -> Footprint {
     let chosen = widths.chosen.max(1) as usize;
-    let mut blocks: Vec<u32> = (answer.chunks_exact(chosen).zip((0..widths.layers).cycle()))
-        .flat_map(|(ids, layer)| ids.iter().filter(|id| **id != NO_EXPERT).map(move |id| layer * widths.experts + u32::from(*id)))
-        .collect();
+    let mut known = vec![0u32; widths.layers as usize];
+    let mut blocks = Vec::new();
+    for (of_row, layer) in ids.chunks_exact(chosen).zip((0..widths.layers).cycle()) {
+        if of_row[0] != NO_EXPERT {
+            known[layer as usize] += 1;
+            blocks.extend(of_row.iter().filter(|id| **id != NO_EXPERT).map(|id| layer * widths.experts + u32::from(*id)));
+        }
+    }
     blocks.sort_unstable();
-    let rows = (answer.len() / widths.row().max(1)).max(1) as f32;
-    Footprint::of(blocks.chunk_by(|a, b| a == b).map(|of_block| (of_block[0], of_block.len() as f32 / rows)), FOOTPRINT_ENTRIES)
+    let share = |of_block: &[u32]| (of_block[0], of_block.len() as f32 / known[(of_block[0] / widths.experts.max(1)) as usize] as f32);
+    Footprint::of(blocks.chunk_by(|a, b| a == b).map(share), FOOTPRINT_ENTRIES)
+}
+
+/// What a prompt's rows used: ids [rows, layers, chosen].
+pub fn prompt_use(widths: Widths, ids: &[u16]) -> PromptUse {
+    let last = ids.len().saturating_sub(LAST_TOKENS * widths.row());
+    PromptUse { all: footprint(widths, ids), last: footprint(widths, &ids[last..]) }
 }
 
 /// Drives a schedule that has not begun to its end, every answer as long as it was.
@@ -93,8 +111,8 @@ pub fn loads(mut schedule: Schedule, routed: &dyn Routed) -> Loads {
     let (mut union, mut found, mut outcome) = (Union::new(routed.widths()), Loads::default(), Outcome::default());
     while let Some(sweep) = schedule.next(&outcome) {
         union.begin();
-        outcome.ended.clear();
-        outcome.read.clear();
+        outcome = Outcome::default();
+        let predicts = schedule.overlap().is_some();
         for span in &sweep.spans {
             let prompt = schedule.rows()[span.row as usize].prompt_tokens;
             let answer = routed.answer(span.row);
@@ -106,8 +124,12 @@ pub fn loads(mut schedule: Schedule, routed: &dyn Routed) -> Loads {
             }
             if span.positions.end as usize >= prompt as usize + answer.len() / union.width {
                 outcome.ended.push(span.slot);
+                if predicts && !answer.is_empty() {
+                    outcome.answered.push((span.slot, footprint(routed.widths(), answer)));
+                }
             } else if span.positions.start < prompt && span.positions.end >= prompt {
-                outcome.read.push((span.slot, PromptUse::default()));
+                let prompt = if predicts { prompt_use(routed.widths(), routed.prompt(span.row)) } else { PromptUse::default() };
+                outcome.read.push((span.slot, prompt));
             }
         }
     }
@@ -187,6 +209,9 @@ mod tests {
         }
         fn answer(&self, request: u64) -> &[u16] {
             &self.0[request as usize]
+        }
+        fn prompt(&self, _: u64) -> &[u16] {
+            &[]
         }
     }
 

@@ -150,6 +150,9 @@ impl plan::Routed for Vec<Vec<u16>> {
     fn answer(&self, request: u64) -> &[u16] {
         &self[request as usize]
     }
+    fn prompt(&self, _: u64) -> &[u16] {
+        &[]
+    }
 }
 
 #[test]

@@ -1,0 +1,162 @@
+//! What grouping saves on routing that a job has recorded (`plan.keep_routing = true`), by every predictor, without the model:
+//!
+//!     cargo run --release --example overlap -- OUT [--wave N]... [--seen N]
+//!
+//! Prints Markdown tables: expert loads a token, and the share of what perfect knowledge saves. Of `--seen N` requests, the first ones,
+//! the predictors have learned before; the others are replayed.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use nightshift::memory::Ledger;
+use nightshift::plan::{
+    Allotment, FOOTPRINT_ENTRIES, Footprint, FootprintSize, Foresight, Grouping, Known, Loads, Predictor, PredictorKind, Routed, Schedule,
+    StateBytes, States, Table, TableShape, Walkers, compare, footprint, loads, prompt_use,
+};
+use nightshift::request::RowFacts;
+use nightshift::routes::{NO_EXPERT, Routes, Widths};
+use nightshift::spool::Spool;
+
+#[derive(Parser)]
+struct Args {
+    /// The job's folder.
+    out: PathBuf,
+    /// Sequences that decode together.
+    #[arg(long, default_values_t = [4, 8, 16, 32, 64])]
+    wave: Vec<usize>,
+    /// Requests that predictors have learned before.
+    #[arg(long, default_value_t = 0)]
+    seen: usize,
+    /// Prompt rows of a sweep.
+    #[arg(long, default_value_t = 2048)]
+    rows: usize,
+}
+
+/// The requests behind the first ones.
+struct Behind<'a>(&'a Routes, usize);
+
+impl Routed for Behind<'_> {
+    fn widths(&self) -> Widths {
+        self.0.widths()
+    }
+    fn requests(&self) -> usize {
+        self.0.requests() - self.1
+    }
+    fn answer(&self, request: u64) -> &[u16] {
+        self.0.answer(request + self.1 as u64)
+    }
+    fn prompt(&self, request: u64) -> &[u16] {
+        self.0.prompt(request + self.1 as u64)
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> nightshift::error::Result<()> {
+    let state = args.out.join("state");
+    let spool = Spool::open(&state)?;
+    let routes = Routes::load(&state, spool.rows() as usize, u64::MAX)?;
+    let routed = Behind(&routes, args.seen.min(routes.requests()));
+    let table = table(&routes, &spool, routed.1)?;
+    let tables: Vec<Footprint> = (0..routed.requests())
+        .map(|i| Ok(table.predict(&spool.get((i + routed.1) as u64)?.prompt, FOOTPRINT_ENTRIES)))
+        .collect::<nightshift::error::Result<_>>()?;
+    let tables: Arc<[Footprint]> = if table.is_empty() { Arc::default() } else { tables.into() };
+    println!("{} requests, predictors have seen {} before; loads a token, and in brackets the share of what perfect knowledge saves\n", routed.requests(), routed.1);
+    println!("| wave | random (sd) | input | prefill | table | learned | probe | auto | perfect | all at once |\n|{}", "---|".repeat(10));
+    for &wave in &args.wave {
+        line(args, &routes, &routed, &tables, wave);
+    }
+    Ok(())
+}
+
+fn line(args: &Args, routes: &Routes, routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize) {
+    let plain = schedule(routed, wave, args.rows, Grouping::Input);
+    let compared = compare(&plain, routed);
+    let rows = compared.rows as f64;
+    let most = compared.random - compared.perfect as f64;
+    let shown = |found: Loads| format!("{:.2} ({:.0} %)", found.loads as f64 / rows, 100.0 * (compared.random - found.loads as f64) / most);
+    let blocks = routes.widths().layers * routes.widths().experts;
+    let size = FootprintSize { blocks, most: FOOTPRINT_ENTRIES };
+    let kinds = [
+        PredictorKind::Prefill,
+        PredictorKind::Table,
+        PredictorKind::Learned,
+        PredictorKind::Probe { blocks: routes.widths().experts * routes.widths().layers.div_ceil(8) },
+        PredictorKind::Auto,
+    ];
+    print!("| {wave} | {:.2} ({:.2}) | {} |", compared.random / rows, compared.random_sd / rows, shown(loads(plain, routed)));
+    for kind in kinds {
+        let mut predictor = Predictor::new(kind, size);
+        for i in 0..routed.1 as u64 {
+            let prompt = prompt_use(routes.widths(), routes.prompt(i));
+            let answer = routes.answer(i);
+            let tokens = (answer.len() / routes.widths().row()) as u32;
+            predictor.learn(&Known { prompt: Some(&prompt), table: None }, &footprint(routes.widths(), answer), tokens);
+        }
+        let foresight = Foresight::Predicted { predictor, tables: Arc::clone(tables) };
+        print!(" {} |", shown(loads(schedule(routed, wave, args.rows, Grouping::Overlap).by_overlap(foresight), routed)));
+    }
+    println!(" {:.2} | {:.2} |", compared.perfect as f64 / rows, compared.lower_bound as f64 / rows);
+}
+
+/// All requests may wait in memory, and nothing streams: the order alone is at stake.
+fn schedule(routed: &Behind<'_>, wave: usize, prefill_rows: usize, grouping: Grouping) -> Schedule {
+    let row = routed.widths().row();
+    let facts = |i: usize| RowFacts {
+        prompt_tokens: (routed.prompt(i as u64).len() / row) as u32,
+        max_tokens: (routed.answer(i as u64).len() / row) as u32 + 1,
+        faulty: false,
+        drawn: false,
+        prompt_logprobs: false,
+    };
+    let rows: Vec<RowFacts> = (0..routed.requests()).map(facts).collect();
+    let allotment = Allotment {
+        ledger: Ledger::default(),
+        wave,
+        pool: rows.len(),
+        refill: 1,
+        prefill_rows,
+        states: States::Memory,
+        state_bytes: u64::MAX,
+        state_ring_bytes: [0; 2],
+        panel_ring_bytes: 0,
+        block_ring_bytes: 0,
+        blocks_in_flight: 1,
+        kept_panels: 0,
+        kept_blocks: 0,
+        walkers: Walkers { most: 1, rows: 1 },
+    };
+    Schedule::new(rows, grouping, allotment, StateBytes::default())
+}
+
+/// What the tokens of the first prompts use.
+fn table(routes: &Routes, spool: &Spool, seen: usize) -> nightshift::error::Result<Table> {
+    let widths = routes.widths();
+    let vocab = (0..spool.rows()).map(|i| Ok(spool.get(i)?.prompt.into_iter().max().unwrap_or(0)));
+    let vocab = vocab.collect::<nightshift::error::Result<Vec<u32>>>()?.into_iter().max().unwrap_or(0) + 1;
+    let mut table = Table::new(TableShape { vocab, layers: widths.layers, experts: widths.experts as u16, chosen: widths.chosen as u16 });
+    let layers: Vec<u32> = table.layers().collect();
+    for i in 0..seen as u64 {
+        for (token, row) in spool.get(i)?.prompt.into_iter().zip(routes.prompt(i).chunks_exact(widths.row())) {
+            for &layer in &layers {
+                let experts = &row[layer as usize * widths.chosen as usize..][..widths.chosen as usize];
+                if experts[0] != NO_EXPERT {
+                    table.learn(token, layer, experts);
+                }
+            }
+        }
+    }
+    Ok(table)
+}
