@@ -38,6 +38,11 @@ impl Footprint {
         self.0.iter().map(|entry| ((entry >> SHARE_BITS) as usize, (entry & ((1 << SHARE_BITS) - 1)) as f32 / WHOLE))
     }
 
+    /// Blocks and parts of 255, as [`split`] takes them apart; ascending.
+    pub(super) fn entries(&self) -> &[u32] {
+        &self.0
+    }
+
     /// Blocks in it.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -47,6 +52,11 @@ impl Footprint {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
+
+/// The block of an entry and its share in parts of 255.
+pub(super) fn split(entry: u32) -> (usize, usize) {
+    ((entry >> SHARE_BITS) as usize, (entry & ((1 << SHARE_BITS) - 1)) as usize)
 }
 
 /// What a prompt used.

@@ -8,6 +8,7 @@ mod choose;
 mod facts;
 mod footprint;
 mod forecast;
+mod group;
 mod ledger;
 mod schedule;
 mod weigh;
@@ -16,6 +17,7 @@ pub use budget::{Refusal, allot};
 pub use facts::{Limits, ModelFacts, Rates, StateBytes};
 pub use footprint::{BLOCKS_MAX, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
+pub use group::{Wave, order};
 pub use ledger::{Allotment, Walkers, expert_rows, need_all, reading_room};
 pub use schedule::{Grouping, Schedule};
 
