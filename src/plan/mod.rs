@@ -9,7 +9,9 @@ mod facts;
 mod footprint;
 mod forecast;
 mod ledger;
+mod predict;
 mod schedule;
+mod table;
 mod weigh;
 
 pub use budget::{Refusal, allot};
@@ -17,7 +19,9 @@ pub use facts::{Limits, ModelFacts, Rates, StateBytes};
 pub use footprint::{BLOCKS_MAX, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, Walkers, expert_rows, need_all, reading_room};
+pub use predict::{Kind, Known, Predict, Predictor, Size};
 pub use schedule::{Grouping, Schedule};
+pub use table::{Table, TableShape};
 
 use std::ops::Range;
 
