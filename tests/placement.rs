@@ -169,6 +169,9 @@ fn who_chose_whom_is_kept_where_it_is_asked_for() {
     for (keep, sets) in [(false, sets.to_vec()), (true, [&sets[..], &["plan.keep_routing=true"]].concat())] {
         let out = house.fresh("out");
         house.run(&input, &out, &sets).says(0, &[]);
+        let loads = &summary(&out)["expert_loads"];
+        assert!(loads["random"].as_u64() > Some(0) && loads["lower_bound"].as_u64() > Some(0), "{loads}");
+        assert_eq!(loads["replayed_rows"], loads["tokens"]);
         let routes = std::fs::read(out.join("state/routes"));
         assert_eq!(routes.is_ok(), keep);
         // All tokens but the last of each answer, and whom they chose in two bytes each.

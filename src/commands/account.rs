@@ -7,6 +7,7 @@ use crate::execute::Tally;
 use crate::job::{Grouping, Job};
 use crate::machine;
 use crate::output::{Blocks, ExpertLoads, Summary, Totals};
+use crate::plan::Compared;
 use crate::report::Snapshot;
 use crate::store::{DirectIo, Method};
 
@@ -32,6 +33,7 @@ pub fn summary(
     tally: &Tally,
     reads: (DirectIo, Method),
     totals: &Totals,
+    compared: Option<Compared>,
     [walk, wall]: [Duration; 2],
 ) -> Summary {
     let read = tally.read;
@@ -52,7 +54,7 @@ pub fn summary(
             prefetched_wasted: read.blocks_wasted,
             on_demand: read.blocks_on_demand,
         },
-        expert_loads: ExpertLoads { ran: tally.answer_expert_loads },
+        expert_loads: expert_loads(tally, compared),
         rows_per_load: (tally.expert_loads > 0).then(|| tally.expert_rows as f64 / tally.expert_loads as f64),
         memory_budget: prepared.limits.budget_bytes,
         ledger_total: prepared.schedule.allotment().ledger.total(),
@@ -75,5 +77,22 @@ pub fn summary(
             Grouping::Random => "random",
         }
         .into(),
+    }
+}
+
+/// What ran beside what might have run; where only the first requests were replayed, in proportion.
+fn expert_loads(tally: &Tally, compared: Option<Compared>) -> ExpertLoads {
+    let (ran, tokens) = (tally.answer_expert_loads, tally.answer_rows);
+    let Some(compared) = compared.filter(|compared| compared.own.loads > 0) else {
+        return ExpertLoads { ran, tokens, ..ExpertLoads::default() };
+    };
+    let all = ran as f64 / compared.own.loads as f64;
+    ExpertLoads {
+        ran,
+        tokens,
+        random: Some((compared.random * all).round() as u64),
+        random_sd: Some(compared.random_sd * all),
+        lower_bound: Some(compared.lower_bound),
+        replayed_rows: Some(compared.own.rows),
     }
 }

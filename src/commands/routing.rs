@@ -8,7 +8,11 @@ use std::path::PathBuf;
 use crate::error::Result;
 use crate::execute::{Recorder, routing_widths};
 use crate::model::manifest::Manifest;
-use crate::routes::RoutesWriter;
+use crate::plan::{self, Compared, Schedule};
+use crate::routes::{Routes, RoutesWriter};
+
+/// What is replayed at most: 45,000 answer rows of the largest model, a few seconds.
+const REPLAYED_BYTES_MAX: u64 = 128 << 20;
 
 /// A job's record in the making.
 pub struct Recording {
@@ -43,11 +47,25 @@ impl Recording {
         self.lost.as_ref().map(|why| format!("routing     the answers are whole, but who chose whom is not recorded: {why}\n"))
     }
 
-    /// A file that is lost takes no more space.
+    /// The job's order of work beside others, replayed as far as `memory_bytes` hold the record.
+    pub fn compare(&mut self, schedule: &Schedule, memory_bytes: u64) -> Option<Compared> {
+        if self.lost.is_some() || !self.state.join(RoutesWriter::NAME).exists() {
+            return None;
+        }
+        let routes = Routes::load(&self.state, schedule.rows().len(), memory_bytes.min(REPLAYED_BYTES_MAX));
+        routes.inspect_err(|why| self.lost = Some(why.to_string())).ok().map(|routes| plan::compare(schedule, &routes))
+    }
+
+    fn remove(&self) {
+        let _ = fs::remove_file(self.state.join(RoutesWriter::NAME)); // it may never have been made
+    }
+
+    /// A file that is lost takes no more space: the answers need it.
     fn unless_lost<T>(&mut self, done: Result<T>) -> Option<T> {
         done.inspect_err(|why| {
             self.lost = Some(why.to_string());
             self.keep = false;
+            self.remove();
         })
         .ok()
     }
@@ -56,7 +74,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if !self.keep {
-            let _ = fs::remove_file(self.state.join(RoutesWriter::NAME)); // it may never have been made
+            self.remove();
         }
     }
 }
@@ -77,7 +95,7 @@ impl Recorder for Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::{Routes, Widths};
+    use crate::routes::Widths;
     use std::path::Path;
 
     const WIDTHS: Widths = Widths { layers: 2, experts: 8, chosen: 2 };
@@ -107,6 +125,7 @@ mod tests {
         let mut recording = recording(folder.path(), true);
         // A row's number that the file cannot name stands for a write that the disk refuses.
         recording.routed(u64::MAX, 3, true, &[1, 2, 3, 4]);
+        assert!(!folder.path().join(RoutesWriter::NAME).exists(), "it takes no more space");
         recording.routed(0, 3, true, &[1, 2, 3, 4]);
         recording.finish();
         let note = recording.note().expect("it is said");

@@ -83,11 +83,17 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let ran = pool.install(|| execute::run(schedule, &engine, &mut answers, &mut recording));
     let walk = walking.elapsed();
     let unsaved = weights.checksums().save().err(); // the answers do not depend on it
+    let reads = (weights.direct(), weights.method());
+    drop(engine); // its memory and that of the weights take what is replayed
+    drop(weights);
     let tally = ran?;
     let totals = answers.finish()?;
     clock.progress.into_inner().unwrap_or_else(PoisonError::into_inner).finish(started.elapsed(), &snapshot(&tally));
     recording.finish();
-    let summary = summary(job, &prepared, &tally, (weights.direct(), weights.method()), &totals, [walk, started.elapsed()]);
+    let allotment = prepared.schedule.allotment();
+    let free_bytes = (allotment.state_bytes + allotment.panel_ring_bytes + allotment.block_ring_bytes) / 2;
+    let compared = pool.install(|| recording.compare(&prepared.schedule, free_bytes));
+    let summary = summary(job, &prepared, &tally, reads, &totals, compared, [walk, started.elapsed()]);
     summary.write(&folder)?;
     let text = unsaved
         .map_or_else(String::new, |note| format!("checksums   the answers are whole, but what was read is not remembered: {note}\n"))

@@ -62,11 +62,26 @@ pub struct Summary {
     pub grouping: String,
 }
 
-/// Expert loads of a decode schedule.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// Expert loads of a decode schedule; what is not known, because routing was not recorded, is left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ExpertLoads {
     /// Of the schedule that ran.
     pub ran: u64,
+    /// The answers' tokens that needed them: all but the last of each answer.
+    pub tokens: u64,
+    /// If the same requests had been admitted in random order: the mean of twenty draws.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random: Option<u64>,
+    /// The draws' standard deviation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_sd: Option<f64>,
+    /// If all requests whose rows were replayed had been answered in one wave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lower_bound: Option<u64>,
+    /// Of `tokens`, those that were replayed, of the first requests; `random` is their ratio to these requests in the order that ran,
+    /// times `ran`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replayed_rows: Option<u64>,
 }
 
 /// Blocks by where they came from, counted once a sweep and layer.

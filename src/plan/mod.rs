@@ -9,6 +9,7 @@ mod facts;
 mod footprint;
 mod forecast;
 mod ledger;
+mod replay;
 mod schedule;
 mod weigh;
 
@@ -17,6 +18,7 @@ pub use facts::{Limits, ModelFacts, Rates, StateBytes};
 pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
 pub use ledger::{Allotment, Walkers, expert_rows, need_all, reading_room};
+pub use replay::{Compared, Loads, Routed, compare, loads, lower_bound};
 pub use schedule::{Grouping, Schedule};
 
 use std::ops::Range;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::progress::show_duration;
-use crate::output::Summary;
+use crate::output::{ExpertLoads, Summary};
 use crate::units::{show_bytes, show_count};
 
 /// Some lines for a person, each ended by a newline.
@@ -21,6 +21,7 @@ pub fn closing_words(summary: &Summary, out: &Path) -> String {
     let a_token = summary.bytes_read.checked_div(tokens).map_or_else(String::new, |bytes| format!(", {} a token", show_bytes(bytes)));
     let sweeps = show_count(summary.sweeps);
     lines.push(format!("read        {}{a_token}, in {sweeps} {}", show_bytes(summary.bytes_read), plural(summary.sweeps, "sweep")));
+    lines.extend(experts(&summary.expert_loads));
     lines.push(format!(
         "memory      {} at most, {} in the ledger, {} allowed",
         show_bytes(summary.peak_memory),
@@ -43,6 +44,16 @@ fn rows(summary: &Summary) -> String {
         text += &format!(", {} cut by max_tokens", show_count(summary.rows_cut_by_length));
     }
     text
+}
+
+/// What answers loaded, beside what the same requests load in random waves; within two standard deviations they do not differ.
+fn experts(loads: &ExpertLoads) -> Option<String> {
+    let ran = format!("experts     {} loads for {} tokens", show_count(loads.ran), show_count(loads.tokens));
+    let random = loads.random.zip(loads.random_sd).map_or_else(String::new, |(random, sd)| {
+        let alike = if random.abs_diff(loads.ran) as f64 <= 2.0 * sd { ": no difference" } else { "" };
+        format!("; random waves of the same size {} (sd {}){alike}", show_count(random), show_count(sd.round() as u64))
+    });
+    (loads.tokens > 0).then(|| ran + &random)
 }
 
 fn rate(tokens: u64, wall_ms: u64) -> String {
@@ -92,6 +103,7 @@ mod tests {
             completion_tokens: 6_000,
             sweeps: 123,
             bytes_read: 15_600_000_000,
+            expert_loads: ExpertLoads { ran: 12_345, tokens: 6_789, random: Some(13_000), random_sd: Some(50.4), ..ExpertLoads::default() },
             memory_budget: 8 << 30,
             ledger_total: 1_200_000_000,
             peak_memory: 1_100_000_000,
@@ -103,6 +115,7 @@ mod tests {
             rows        1,498 of 1,500 succeeded, 2 errored, 7 cut by max_tokens\n\
             tokens      150,000 of prompts, 6,000 generated, 1,560 a second in 2 min\n\
             read        15.6 GB, 100 kB a token, in 123 sweeps\n\
+            experts     12,345 loads for 6,789 tokens; random waves of the same size 13,000 (sd 50)\n\
             memory      1.10 GB at most, 1.20 GB in the ledger, 8.59 GB allowed\n\
             look at it  duckdb -c \"select custom_id, text from 'out/data/*.parquet' limit 10\"\n\
             the errors  duckdb -c \"select custom_id, error_code, error_message from 'out/data/*.parquet' where status = 'errored' limit 10\"\n";
@@ -115,6 +128,17 @@ mod tests {
         assert!(words.contains("0 of 1 succeeded, 1 errored"), "{words}");
         assert!(words.contains("none a second in 0.0 s"), "{words}");
         assert_eq!([9_949, 10_000].map(wall), ["9.9 s", "10 s"]);
+    }
+
+    #[test]
+    fn a_difference_within_noise_is_none() {
+        let said = |random, random_sd| experts(&ExpertLoads { ran: 100, tokens: 7, random, random_sd, ..ExpertLoads::default() });
+        assert_eq!(said(None, None).as_deref(), Some("experts     100 loads for 7 tokens"));
+        for (random, sd, noise) in [(104, 2.0, true), (105, 2.0, false), (96, 2.0, true), (95, 2.0, false), (100, 0.0, true)] {
+            let words = said(Some(random), Some(sd)).expect("tokens were generated");
+            assert_eq!(words.ends_with(": no difference"), noise, "{words}");
+        }
+        assert_eq!(experts(&ExpertLoads::default()), None);
     }
 
     #[test]

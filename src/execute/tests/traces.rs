@@ -139,3 +139,35 @@ fn the_plan_is_told_what_prompts_and_answers_used() {
         }
     }
 }
+
+impl plan::Routed for Vec<Vec<u16>> {
+    fn widths(&self) -> crate::routes::Widths {
+        routing_widths(open(&fixture(TINY), PANEL_BYTES).manifest())
+    }
+    fn requests(&self) -> usize {
+        self.len()
+    }
+    fn answer(&self, request: u64) -> &[u16] {
+        &self[request as usize]
+    }
+}
+
+#[test]
+fn a_replay_loads_what_the_run_has_loaded() {
+    let requests = requests();
+    let bench = Bench::new(&fixture(TINY), &requests);
+    for (grouping, wave, chunk) in
+        [(Grouping::Input, 2, 50), (Grouping::Length, 2, 16), (Grouping::Random, 3, 9), (Grouping::Input, 6, 1000)]
+    {
+        let watch = Ticks(AtomicI64::new(0));
+        let (mut sink, mut recorder) = (Collected(Vec::new()), Told::new(false, &*bench.model));
+        let mut schedule = bench.schedule(grouping, wave, chunk, 1);
+        let tally = run(&mut schedule, &bench.engine(Kernels::detect(), &watch), &mut sink, &mut recorder).expect("the run ends");
+        let answer = |row| recorder.ids.range((row, 0)..(row + 1, 0)).flat_map(|(_, ids)| ids.iter().copied()).collect();
+        let answers: Vec<Vec<u16>> = (0..requests.len() as u64).map(answer).collect();
+        let own = plan::loads(schedule.afresh(requests.len(), None), &answers);
+        assert_eq!((own.loads, own.rows), (tally.answer_expert_loads, tally.answer_rows), "{grouping:?} {wave} {chunk}");
+        assert_eq!(plan::lower_bound(&answers).rows, own.rows);
+        assert!(plan::lower_bound(&answers).loads <= own.loads && own.loads > 0);
+    }
+}
