@@ -93,20 +93,3 @@ fn expert_loads(tally: &Tally, compared: Option<Compared>) -> ExpertLoads {
         replayed_rows: Some(compared.rows),
     }
 }
-
-/// What ran beside what might have run; where only the first requests were replayed, in proportion.
-fn expert_loads(tally: &Tally, compared: Option<Compared>) -> ExpertLoads {
-    let (ran, tokens) = (tally.answer_expert_loads, tally.answer_rows);
-    let Some(compared) = compared.filter(|compared| compared.own.loads > 0) else {
-        return ExpertLoads { ran, tokens, ..ExpertLoads::default() };
-    };
-    let all = ran as f64 / compared.own.loads as f64;
-    ExpertLoads {
-        ran,
-        tokens,
-        random: Some((compared.random * all).round() as u64),
-        random_sd: Some(compared.random_sd * all),
-        lower_bound: Some(compared.lower_bound),
-        replayed_rows: Some(compared.own.rows),
-    }
-}

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::Outcome;
 use super::footprint::{Footprint, PromptUse};
 use super::group::{self, Wave};
@@ -136,10 +138,11 @@ impl Overlap {
         while self.reordered_at <= self.ended {
             self.reordered_at *= REORDERED_TIMES;
         }
-        for row in rows {
-            if let Some(mut seen) = self.seen.remove(row) {
-                seen.expected = self.expected(*row, &seen.prompt);
-                self.seen.insert(*row, seen);
+        let again = |row: &u32| self.seen.get(row).map(|seen| self.expected(*row, &seen.prompt));
+        let expected: Vec<Option<Footprint>> = rows.par_iter().map(again).collect();
+        for (row, expected) in rows.iter().zip(expected) {
+            if let (Some(seen), Some(expected)) = (self.seen.get_mut(row), expected) {
+                seen.expected = expected;
             }
         }
         let none = Footprint::default();

@@ -156,16 +156,6 @@ impl Schedule {
         fresh
     }
 
-    /// The first `requests` of its requests from the start again, admitted in its own order or in one that `seed` draws.
-    pub fn afresh(&self, requests: usize, seed: Option<u64>) -> Schedule {
-        let mut fresh = Schedule::new(self.rows[..requests].to_vec(), self.grouping, self.allotment.clone(), self.state);
-        if let Some(seed) = seed {
-            fresh.grouping = Grouping::Random;
-            fresh.order.sort_by_cached_key(|&i| mix(u64::from(i) ^ mix(seed)));
-        }
-        fresh
-    }
-
     /// How memory is shared out.
     pub fn allotment(&self) -> &Allotment {
         &self.allotment

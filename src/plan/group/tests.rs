@@ -132,13 +132,28 @@ fn a_crowd_too_large_to_compare_is_cut_by_what_its_requests_use() {
     let footprints = crowd(8_000, topics, 7);
     let order = ordered(&footprints, &[], wave);
     assert_each_once(&order, 8_000);
-    assert!(2 * COMPARISONS / 8_000 < 8_000, "it is cut");
+    const { assert!(2 * COMPARISONS / 8_000 < 8_000, "it is cut") };
     let topic = |i: u32| u64::from(i) % topics;
     let pure = order.chunks(wave).filter(|members| members.iter().all(|i| topic(*i) == topic(members[0]))).count();
     assert!(pure >= 900, "{pure} waves of 1,000 are of one topic");
     let firsts: Vec<u32> = order.chunks(wave).map(|members| members[0]).collect();
     let alike = firsts.windows(2).filter(|two| topic(two[0]) == topic(two[1])).count();
     assert!(alike > 850, "{alike} waves come behind one of their topic");
+}
+
+#[test]
+fn a_cut_divides_what_differs_and_falls_where_few_stand() {
+    let footprints: Vec<Footprint> =
+        crowd(900, 9, 17).into_iter().enumerate().filter(|(nth, _)| [0, 1, 2].contains(&(nth % 9))).map(|(_, f)| f).collect();
+    let all: Vec<&Footprint> = footprints.iter().collect();
+    let mut piece: Vec<u32> = (0..300).filter(|i| i % 3 != 2 || i % 2 == 0).collect();
+    let at = cut::cut(&all, 360, &mut piece, 5);
+    assert!(at % 5 == 0 && at > 0 && at < piece.len());
+    let apart = (0..3).map(|topic| {
+        let [one, other] = [&piece[..at], &piece[at..]].map(|half| half.iter().filter(|i| *i % 3 == topic).count());
+        one.min(other)
+    });
+    assert!(apart.clone().sum::<usize>() <= 12, "few are parted from their topic: {:?}", apart.collect::<Vec<_>>());
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What answers to like prompts used, together with what the prompt itself used.
 //!
 //! The regression alone says what an answer uses on average; that two requests are like each other in ways it does not foresee shows in what
-//! their prompts used. Measured on 1,443 documents, waves of 4 to 64: of perfect's saving the prompt alone reaches 68 percent, the
-//! regression after 721 rows 72, both 73; after 200 rows 62, and 68 with the prompt weighing twice as much.
+//! their prompts used. Measured on 1,000 of 1,443 documents, waves of 4 to 64, as a mean and give or take 1: of perfect's saving the prompt alone
+//! reaches 68 percent, both together 69 after 200 finished rows and 70 after 700; the regression alone after 200 rows only 62.
 
 use super::super::footprint::Footprint;
 use super::mix::{cut, dense};

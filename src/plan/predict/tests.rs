@@ -5,11 +5,11 @@ use super::*;
 
 const SIZE: Size = Size { blocks: 64, most: 20 };
 
-/// A request whose prompt and answer go by its topic; what a prompt shows of its topic is not what its answer uses.
+/// A request whose prompt and answer go by its topic; of what an answer uses, a prompt shows a part.
 fn request(i: u32) -> (PromptUse, Footprint) {
     let topic = i % 4;
     let all = Footprint::of([(topic, 0.9), (60, 1.0), (20 + i % 13, 0.4)], 64);
-    (PromptUse { last: all.clone(), all }, Footprint::of([(10 + topic, 0.8), (61, 1.0), (40 + i % 3, 0.2)], 64))
+    (PromptUse { last: all.clone(), all }, Footprint::of([(topic, 0.5), (10 + topic, 0.8), (61, 1.0), (40 + i % 3, 0.2)], 64))
 }
 
 fn taught(kind: Kind, rows: u32) -> Predictor {
@@ -44,7 +44,6 @@ fn a_predictor_that_has_nothing_to_go_by_hands_on() {
     for kind in [Kind::Prefill, Kind::Learned, Kind::Table, Kind::Probe { blocks: 20 }, Kind::Auto] {
         assert!(taught(kind, 0).predict(&Known::default()).is_empty(), "{kind:?}");
         let popular = taught(kind, 30).predict(&Known::default());
-        assert_eq!(popular.iter().map(|b| b.0).max_by(|_, _| std::cmp::Ordering::Less), Some(10), "{kind:?}");
         assert_eq!(popular.iter().find(|b| b.0 == 61).map(|b| b.1), Some(1.0), "{kind:?}");
     }
 }

@@ -40,7 +40,7 @@ fn rare_tokens_weigh_more_and_are_drawn_to_the_mean() {
     let mut seen = vec![(1, 0); 2000];
     seen.extend([(2, 4); 20]);
     let both = table(SHAPE, &seen).predict(&[1, 2], 99);
-    assert!(share(&both, 4) > 0.9, "{both:?}");
+    assert!(share(&both, 4) > 0.85, "{both:?}");
     seen.push((3, 5));
     let once = share(&table(SHAPE, &seen).predict(&[3], 99), 5);
     assert!((once - 1.0 / 3.0).abs() < 0.05, "{once}");
