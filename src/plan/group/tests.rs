@@ -148,7 +148,7 @@ fn a_cut_divides_what_differs_and_falls_where_few_stand() {
     let all: Vec<&Footprint> = footprints.iter().collect();
     let mut piece: Vec<u32> = (0..300).filter(|i| i % 3 != 2 || i % 2 == 0).collect();
     let at = cut::cut(&all, 360, &mut piece, 5);
-    assert!(at % 5 == 0 && at > 0 && at < piece.len());
+    assert!(at.is_multiple_of(5) && at > 0 && at < piece.len());
     let apart = (0..3).map(|topic| {
         let [one, other] = [&piece[..at], &piece[at..]].map(|half| half.iter().filter(|i| *i % 3 == topic).count());
         one.min(other)
