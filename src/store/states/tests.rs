@@ -215,6 +215,15 @@ fn a_state_is_put_once_a_sweep() {
 }
 
 #[test]
+#[should_panic = "the log of"]
+fn a_log_takes_no_more_records_than_it_has_places() {
+    let states = over(&Fake::well(&shape()));
+    states.put(key(0, 0), 0..1, Change::Whole(&floats(3_000, 1))).expect("writes");
+    states.settle().expect("writes");
+    let _ = states.put(key(0, 0), 1..5, Change::Log(&floats(400, 1)));
+}
+
+#[test]
 #[should_panic = "goes on at position 0"]
 fn a_slot_that_was_released_begins_anew() {
     let states = over(&Fake::well(&shape()));
