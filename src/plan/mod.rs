@@ -22,6 +22,7 @@ pub use budget::{Refusal, allot};
 pub use facts::{Limits, ModelFacts, Rates};
 pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
+pub use group::{Wave, order};
 pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
 pub use overlap::{Foresight, Overlap};
 pub use predict::{Kind as PredictorKind, Known, Predictor, Size as FootprintSize};

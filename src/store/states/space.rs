@@ -67,7 +67,7 @@ pub fn create(folder: &Path, bytes: u64) -> Result<(File, Removed)> {
 fn too_little(folder: &Path, bytes: u64, free: u64) -> Error {
     Error::refused(format!(
         "states of the sequences take {bytes} bytes in {}, where {free} bytes are free: run fewer sequences at a time, choose another \
-         folder with engine.scratch, or keep states in memory with engine.scratch = \"none\"",
+         folder with engine.scratch, or keep all states in memory with engine.scratch_write_limit = 0",
         folder.display()
     ))
 }
