@@ -13,7 +13,7 @@ use clap::Parser;
 use nightshift::memory::Ledger;
 use nightshift::plan::{
     Allotment, FOOTPRINT_ENTRIES, Footprint, FootprintSize, Foresight, Grouping, Known, Loads, Predictor, PredictorKind, Routed, Schedule,
-    StateBytes, States, Table, TableShape, Walkers, compare, footprint, loads, prompt_use,
+    StateBytes, States, Table, TableShape, Walkers, compare, footprint, loads, order, prompt_use,
 };
 use nightshift::request::RowFacts;
 use nightshift::routes::{NO_EXPERT, Routes, Widths};
@@ -29,6 +29,9 @@ struct Args {
     /// Requests that predictors have learned before.
     #[arg(long, default_value_t = 0)]
     seen: usize,
+    /// Waves begin and end together: nobody is admitted to a wave that has begun.
+    #[arg(long)]
+    together: bool,
     /// Prompt rows of a sweep.
     #[arg(long, default_value_t = 2048)]
     rows: usize,
@@ -49,6 +52,9 @@ impl Routed for Behind<'_> {
     }
     fn prompt(&self, request: u64) -> &[u16] {
         self.0.prompt(request + self.1 as u64)
+    }
+    fn next(&self, request: u64) -> Option<u32> {
+        self.0.next(request + self.1 as u64)
     }
 }
 
@@ -76,35 +82,90 @@ fn run(args: &Args) -> nightshift::error::Result<()> {
     println!("{} requests, predictors have seen {} before; loads a token, and in brackets the share of what perfect knowledge saves\n", routed.requests(), routed.1);
     println!("| wave | random (sd) | input | prefill | table | learned | probe | auto | perfect | all at once |\n|{}", "---|".repeat(10));
     for &wave in &args.wave {
-        line(args, &routes, &routed, &tables, wave);
+        if args.together { line_together(&routed, &tables, wave) } else { line(args, &routed, &tables, wave) }
     }
     Ok(())
 }
 
-fn line(args: &Args, routes: &Routes, routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize) {
+/// The predictors that are compared.
+fn predictors(routed: &Behind<'_>) -> Vec<Predictor> {
+    let widths = routed.widths();
+    let size = FootprintSize { blocks: widths.layers * widths.experts, most: FOOTPRINT_ENTRIES };
+    let kinds = [
+        PredictorKind::Prefill,
+        PredictorKind::Table,
+        PredictorKind::Learned,
+        PredictorKind::Probe { blocks: widths.experts * widths.layers.div_ceil(8) },
+        PredictorKind::Auto,
+    ];
+    let taught = |kind| {
+        let mut predictor = Predictor::new(kind, size);
+        for i in 0..routed.1 as u64 {
+            let prompt = prompt_use(widths, routed.0.prompt(i), routed.0.next(i));
+            let answer = routed.0.answer(i);
+            predictor.learn(&Known { prompt: Some(&prompt), table: None }, &footprint(widths, answer), (answer.len() / widths.row()) as u32);
+        }
+        predictor
+    };
+    kinds.into_iter().map(taught).collect()
+}
+
+/// As `line`, for waves that nobody joins later: each predictor says once what it expects of everybody.
+fn line_together(routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize) {
+    let (widths, count) = (routed.widths(), routed.requests());
+    let loads = |order: &[u32]| -> f64 { order.chunks(wave).map(|wave| loads_together(routed, wave)).sum::<u64>() as f64 };
+    let rows = (0..count as u64).map(|i| routed.answer(i).len() / widths.row()).sum::<usize>() as f64;
+    let drawn: Vec<f64> = (1..=20u64).map(|seed| loads(&shuffled(count as u32, seed))).collect();
+    let random = drawn.iter().sum::<f64>() / 20.0;
+    let sd = (drawn.iter().map(|x| (x - random).powi(2)).sum::<f64>() / 19.0).sqrt();
+    let by = |footprints: &[Footprint]| loads(&order(&footprints.iter().collect::<Vec<_>>(), &[], wave));
+    let perfect = by(&(0..count as u64).map(|i| footprint(widths, routed.answer(i))).collect::<Vec<_>>());
+    let shown = |found: f64| format!("{:.2} ({:.0} %)", found / rows, 100.0 * (random - found) / (random - perfect));
+    let input: Vec<u32> = (0..count as u32).collect();
+    print!("| {wave} | {:.2} ({:.2}) | {} |", random / rows, sd / rows, shown(loads(&input)));
+    for predictor in predictors(routed) {
+        let of = |i: usize| {
+            let prompt = prompt_use(widths, routed.prompt(i as u64), routed.next(i as u64));
+            predictor.predict(&Known { prompt: Some(&prompt), table: tables.get(i) })
+        };
+        print!(" {} |", shown(by(&(0..count).map(of).collect::<Vec<_>>())));
+    }
+    println!(" {:.2} | {:.2} |", perfect / rows, loads_together(routed, &input) as f64 / rows);
+}
+
+/// Expert loads of requests that go through together, a token each at a time.
+fn loads_together(routed: &Behind<'_>, wave: &[u32]) -> u64 {
+    let widths = routed.widths();
+    let answers: Vec<&[u16]> = wave.iter().map(|&i| routed.answer(u64::from(i))).collect();
+    let steps = answers.iter().map(|answer| answer.len() / widths.row()).max().unwrap_or(0);
+    let mut loads = 0;
+    for step in 0..steps {
+        let mut used = vec![false; (widths.layers * widths.experts) as usize];
+        for row in answers.iter().filter_map(|answer| answer.chunks_exact(widths.row()).nth(step)) {
+            for (layer, ids) in row.chunks_exact(widths.chosen as usize).enumerate() {
+                ids.iter().filter(|id| **id != NO_EXPERT).for_each(|&id| used[layer * widths.experts as usize + usize::from(id)] = true);
+            }
+        }
+        loads += used.iter().filter(|used| **used).count() as u64;
+    }
+    loads
+}
+
+/// 0 to `count` in an order of its own for each seed.
+fn shuffled(count: u32, seed: u64) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..count).collect();
+    all.sort_by_cached_key(|i| blake3::hash(&[u64::from(*i).to_le_bytes(), seed.to_le_bytes()].concat()).as_bytes().to_owned());
+    all
+}
+
+fn line(args: &Args, routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize) {
     let plain = schedule(routed, wave, args.rows, Grouping::Input);
     let compared = compare(&plain, routed);
     let rows = compared.rows as f64;
     let most = compared.random - compared.perfect as f64;
     let shown = |found: Loads| format!("{:.2} ({:.0} %)", found.loads as f64 / rows, 100.0 * (compared.random - found.loads as f64) / most);
-    let blocks = routes.widths().layers * routes.widths().experts;
-    let size = FootprintSize { blocks, most: FOOTPRINT_ENTRIES };
-    let kinds = [
-        PredictorKind::Prefill,
-        PredictorKind::Table,
-        PredictorKind::Learned,
-        PredictorKind::Probe { blocks: routes.widths().experts * routes.widths().layers.div_ceil(8) },
-        PredictorKind::Auto,
-    ];
     print!("| {wave} | {:.2} ({:.2}) | {} |", compared.random / rows, compared.random_sd / rows, shown(loads(plain, routed)));
-    for kind in kinds {
-        let mut predictor = Predictor::new(kind, size);
-        for i in 0..routed.1 as u64 {
-            let prompt = prompt_use(routes.widths(), routes.prompt(i));
-            let answer = routes.answer(i);
-            let tokens = (answer.len() / routes.widths().row()) as u32;
-            predictor.learn(&Known { prompt: Some(&prompt), table: None }, &footprint(routes.widths(), answer), tokens);
-        }
+    for predictor in predictors(routed) {
         let foresight = Foresight::Predicted { predictor, tables: Arc::clone(tables) };
         print!(" {} |", shown(loads(schedule(routed, wave, args.rows, Grouping::Overlap).by_overlap(foresight), routed)));
     }

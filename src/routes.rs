@@ -2,7 +2,7 @@
 //!
 //! A row of the largest model takes 2.9 kB where its sweep read gigabytes, but a long job has more rows than memory. So the file is only appended
 //! to, and what is read back is that of the first requests, as many as fit. A header says the widths; a record is the request
-//! (u32), the first position (u32), the number of positions (u32, its top bit says: of an answer) and the ids (u16 each), all
+//! (u32), the first position (u32), the token there (u32), the number of positions (u32, its top bit says: of an answer) and the ids (u16 each), all
 //! little-endian. An end that is torn is left out.
 
 use std::fs::File;
@@ -14,9 +14,9 @@ use crate::error::{Error, Kind, Result};
 /// No expert: a row may be left out of the last layer.
 pub const NO_EXPERT: u16 = u16::MAX;
 
-const MAGIC: &[u8; 8] = b"nsroute1";
+const MAGIC: &[u8; 8] = b"nsroute2";
 const HEADER_BYTES: usize = MAGIC.len() + 3 * 4;
-const RECORD_BYTES: usize = 3 * 4;
+const RECORD_BYTES: usize = 4 * 4;
 const OF_ANSWER: u32 = 1 << 31;
 const BUFFER_BYTES: usize = 1 << 18;
 
@@ -66,14 +66,14 @@ impl RoutesWriter {
         Ok(writer)
     }
 
-    /// Appends consecutive positions of request `row`, from `first_position` on: ids [positions, layers, chosen].
+    /// Appends consecutive positions of request `row`, from `first_position`, at which `token` stands, on: ids [positions, layers, chosen].
     ///
     /// # Errors
     /// Storage: the disk refuses the write.
-    pub fn push(&mut self, row: u64, first_position: u32, of_answer: bool, ids: &[u16]) -> Result<()> {
+    pub fn push(&mut self, row: u64, first_position: u32, token: u32, of_answer: bool, ids: &[u16]) -> Result<()> {
         let count = (ids.len() / self.widths.row().max(1)) as u32;
         let row = u32::try_from(row).map_err(|_| Error::storage(format!("row {row} is more than {} can name", self.path.display())))?;
-        for n in [row, first_position, count | if of_answer { OF_ANSWER } else { 0 }] {
+        for n in [row, first_position, token, count | if of_answer { OF_ANSWER } else { 0 }] {
             self.record.extend_from_slice(&n.to_le_bytes());
         }
         self.record.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
@@ -109,6 +109,8 @@ pub struct Routes {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Known {
     first: u32,
+    /// The token at the first.
+    token: u32,
     count: u32,
     /// The row of `ids` that begins them.
     at: u64,
@@ -118,6 +120,7 @@ struct Known {
 struct Record {
     request: usize,
     first: u32,
+    token: u32,
     count: u32,
     of_answer: bool,
 }
@@ -136,7 +139,7 @@ impl Routes {
             let of_request = known.get_mut(record.request).ok_or_else(|| heads.foreign())?;
             let part = &mut of_request[usize::from(record.of_answer)];
             if part.count == 0 {
-                part.first = record.first;
+                (part.first, part.token) = (record.first, record.token);
             }
             if part.first.checked_add(part.count) != Some(record.first) || record.first.checked_add(record.count).is_none() {
                 return Err(heads.foreign());
@@ -193,6 +196,11 @@ impl Routes {
         self.part(request, 0)
     }
 
+    /// The first token of its answer; none where nothing was recorded.
+    pub fn next(&self, request: u64) -> Option<u32> {
+        self.requests.get(request as usize).map(|of_request| of_request[1]).filter(|answer| answer.count > 0).map(|answer| answer.token)
+    }
+
     fn part(&self, request: u64, part: usize) -> &[u16] {
         let known = self.requests.get(request as usize).map(|of_request| of_request[part]).unwrap_or_default();
         &self.ids[known.at as usize * self.widths.row()..][..known.count as usize * self.widths.row()]
@@ -243,8 +251,8 @@ impl<'a> Reading<'a> {
         let mut head = [0; RECORD_BYTES];
         self.file.read_exact(&mut head).map_err(|e| self.fault(&e))?;
         self.left -= RECORD_BYTES as u64;
-        let [request, first, count] = numbers(&head);
-        let record = Record { request: request as usize, first, count: count & !OF_ANSWER, of_answer: count & OF_ANSWER != 0 };
+        let [request, first, token, count] = numbers(&head);
+        let record = Record { request: request as usize, first, token, count: count & !OF_ANSWER, of_answer: count & OF_ANSWER != 0 };
         Ok((self.bytes_of(record.count) <= self.left).then_some(record))
     }
 
@@ -281,9 +289,9 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Three numbers as they lie in a head.
-fn numbers(bytes: &[u8]) -> [u32; 3] {
-    let mut numbers = [0; 3];
+/// Numbers as they lie in a head.
+fn numbers<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    let mut numbers = [0; N];
     numbers.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(n, bytes)| *n = u32::from_le_bytes(*bytes));
     numbers
 }

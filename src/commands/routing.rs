@@ -129,7 +129,7 @@ impl Recorder for Recording<'_> {
         true
     }
 
-    fn routed(&mut self, row: u64, first_position: u32, of_answer: bool, ids: &[u16]) {
+    fn routed(&mut self, row: u64, first_position: u32, token: u32, of_answer: bool, ids: &[u16]) {
         if !of_answer {
             self.learn(row, first_position, ids);
             if !self.keep {
@@ -137,7 +137,7 @@ impl Recorder for Recording<'_> {
             }
         }
         if let Some(mut writer) = self.writer.take() {
-            let pushed = writer.push(row, first_position, of_answer, ids);
+            let pushed = writer.push(row, first_position, token, of_answer, ids);
             self.writer = self.unless_lost(pushed).map(|()| writer);
         }
     }
@@ -165,7 +165,7 @@ mod tests {
         let spool = SpoolWriter::create(folder.path()).and_then(SpoolWriter::finish).expect("a spool");
         for keep in [true, false] {
             let mut recording = recording(folder.path(), &spool, keep);
-            recording.routed(0, 3, true, &[1, 2, 3, 4]);
+            recording.routed(0, 3, 7, true, &[1, 2, 3, 4]);
             recording.finish();
             assert_eq!(recording.note(), None);
             assert_eq!(Routes::load(folder.path(), 1, 1000).expect("read").answer(0), [1, 2, 3, 4]);
@@ -180,9 +180,9 @@ mod tests {
         let spool = SpoolWriter::create(folder.path()).and_then(SpoolWriter::finish).expect("a spool");
         let mut recording = recording(folder.path(), &spool, true);
         // A row's number that the file cannot name stands for a write that the disk refuses.
-        recording.routed(u64::MAX, 3, true, &[1, 2, 3, 4]);
+        recording.routed(u64::MAX, 3, 7, true, &[1, 2, 3, 4]);
         assert!(!folder.path().join(RoutesWriter::NAME).exists(), "it takes no more space");
-        recording.routed(0, 3, true, &[1, 2, 3, 4]);
+        recording.routed(0, 3, 7, true, &[1, 2, 3, 4]);
         recording.finish();
         let note = recording.note().expect("it is said");
         assert!(note.contains("routes"), "{note}");

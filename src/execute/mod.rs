@@ -285,11 +285,12 @@ impl<'a> Run<'a> {
             let sequence = self.sequences.get_mut(&span.slot).expect("the plan's spans are of sequences that it admitted");
             let (prompt_len, first) = (sequence.prompt_len(), span.positions.start as usize);
             self.counter.add(&mut sequence.uses, prompt_len, first, ids);
-            self.counter.record(recorder, span.row, prompt_len, first, ids);
+            self.counter.record(recorder, span.row, prompt_len, first, ids, |position| sequence.token(position));
             if sequence.has_ended() {
                 outcome.answered.extend(self.counter.answer(&mut sequence.uses).map(|uses| (span.slot, uses)));
             } else if first < prompt_len && span.positions.end as usize >= prompt_len {
-                outcome.read.push((span.slot, self.counter.prompt(&mut sequence.uses)));
+                let next = Some(sequence.token(prompt_len)); // it has not ended, so there is one
+                outcome.read.push((span.slot, self.counter.prompt(&mut sequence.uses, next)));
             }
         }
         outcome

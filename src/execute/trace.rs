@@ -19,8 +19,8 @@ pub trait Recorder {
     fn wants_prompts(&self) -> bool;
 
     /// Consecutive positions of a request, from `first_position` on, all of its prompt or all of its answer: the experts that they chose, ids
-    /// [positions, layers that route, chosen], [`NO_EXPERT`] where unknown. A recorder that fails says so itself: the job goes on.
-    fn routed(&mut self, row: u64, first_position: u32, of_answer: bool, ids: &[u16]);
+    /// [positions, layers that route, chosen], [`NO_EXPERT`] where unknown; `token` is that at `first_position`. A recorder that fails says so itself: the job goes on.
+    fn routed(&mut self, row: u64, first_position: u32, token: u32, of_answer: bool, ids: &[u16]);
 }
 
 impl Recorder for () {
@@ -28,7 +28,7 @@ impl Recorder for () {
         false
     }
 
-    fn routed(&mut self, _: u64, _: u32, _: bool, _: &[u16]) {}
+    fn routed(&mut self, _: u64, _: u32, _: u32, _: bool, _: &[u16]) {}
 }
 
 /// The experts that the rows of a sweep chose.
@@ -144,20 +144,21 @@ impl Counter {
     }
 
     /// Hands the rows of a span to a recorder.
-    pub fn record(&self, recorder: &mut dyn Recorder, row: u64, prompt_len: usize, first: usize, ids: &[u16]) {
+    pub fn record(&self, recorder: &mut dyn Recorder, row: u64, prompt_len: usize, first: usize, ids: &[u16], token: impl Fn(usize) -> u32) {
         let of_prompt = (prompt_len.saturating_sub(first) * self.width()).min(ids.len());
         let (prompt, answer) = ids.split_at(of_prompt);
         if !prompt.is_empty() && recorder.wants_prompts() {
-            recorder.routed(row, first as u32, false, prompt);
+            recorder.routed(row, first as u32, token(first), false, prompt);
         }
         if !answer.is_empty() {
-            recorder.routed(row, first.max(prompt_len) as u32, true, answer);
+            let first = first.max(prompt_len);
+            recorder.routed(row, first as u32, token(first), true, answer);
         }
     }
 
-    /// What a prompt used, once all of it has been added.
-    pub fn prompt(&self, uses: &mut Uses) -> PromptUse {
-        PromptUse { all: self.footprint(&take(&mut uses.prompt)), last: self.footprint(&take(&mut uses.last)) }
+    /// What a prompt used, once all of it has been added and the next token is known.
+    pub fn prompt(&self, uses: &mut Uses, next: Option<u32>) -> PromptUse {
+        PromptUse { all: self.footprint(&take(&mut uses.prompt)), last: self.footprint(&take(&mut uses.last)), next }
     }
 
     /// What an answer used, if a row of it was ever added.

@@ -68,10 +68,12 @@ pub struct PromptUse {
     pub all: Footprint,
     /// Its last [`LAST_TOKENS`].
     pub last: Footprint,
+    /// The answer's first token, which is known as soon as the prompt is: answers that begin alike use the same experts.
+    pub next: Option<u32>,
 }
 
 /// How many tokens at a prompt's end are counted by themselves: what is about to be answered shows there.
-pub const LAST_TOKENS: usize = 8;
+pub const LAST_TOKENS: usize = 3;
 
 #[cfg(test)]
 mod tests {

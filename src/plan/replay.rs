@@ -27,6 +27,9 @@ pub trait Routed: Sync {
 
     /// The rows of its prompt likewise; empty where they were not recorded.
     fn prompt(&self, request: u64) -> &[u16];
+
+    /// The first token of its answer, if that is known.
+    fn next(&self, request: u64) -> Option<u32>;
 }
 
 impl Routed for Routes {
@@ -44,6 +47,10 @@ impl Routed for Routes {
 
     fn prompt(&self, request: u64) -> &[u16] {
         self.prompt(request)
+    }
+
+    fn next(&self, request: u64) -> Option<u32> {
+        self.next(request)
     }
 }
 
@@ -100,10 +107,10 @@ pub fn footprint(widths: Widths, ids: &[u16]) -> Footprint {
     Footprint::of(blocks.chunk_by(|a, b| a == b).map(share), FOOTPRINT_ENTRIES)
 }
 
-/// What a prompt's rows used: ids [rows, layers, chosen].
-pub fn prompt_use(widths: Widths, ids: &[u16]) -> PromptUse {
+/// What a prompt's rows used, ids [rows, layers, chosen], and which token comes next.
+pub fn prompt_use(widths: Widths, ids: &[u16], next: Option<u32>) -> PromptUse {
     let last = ids.len().saturating_sub(LAST_TOKENS * widths.row());
-    PromptUse { all: footprint(widths, ids), last: footprint(widths, &ids[last..]) }
+    PromptUse { all: footprint(widths, ids), last: footprint(widths, &ids[last..]), next }
 }
 
 /// Drives a schedule that has not begun to its end, every answer as long as it was.
@@ -128,7 +135,7 @@ pub fn loads(mut schedule: Schedule, routed: &dyn Routed) -> Loads {
                     outcome.answered.push((span.slot, footprint(routed.widths(), answer)));
                 }
             } else if span.positions.start < prompt && span.positions.end >= prompt {
-                let prompt = if predicts { prompt_use(routed.widths(), routed.prompt(span.row)) } else { PromptUse::default() };
+                let prompt = if predicts { prompt_use(routed.widths(), routed.prompt(span.row), routed.next(span.row)) } else { PromptUse::default() };
                 outcome.read.push((span.slot, prompt));
             }
         }
@@ -212,6 +219,9 @@ mod tests {
         }
         fn prompt(&self, _: u64) -> &[u16] {
             &[]
+        }
+        fn next(&self, _: u64) -> Option<u32> {
+            None
         }
     }
 

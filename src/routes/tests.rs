@@ -14,7 +14,7 @@ fn written(folder: &Path) {
     for (row, positions, of_answer) in
         [(0, 0..3, false), (2, 5..6, true), (0, 3..4, false), (0, 4..5, true), (2, 6..7, true), (0, 5..6, true)]
     {
-        writer.push(row, positions.start, of_answer, &ids(row, positions)).expect("written");
+        writer.push(row, positions.start, 7, of_answer, &ids(row, positions)).expect("written");
     }
     writer.finish().expect("closed");
 }

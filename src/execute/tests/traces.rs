@@ -27,7 +27,7 @@ impl super::super::Recorder for Told {
         self.prompts
     }
 
-    fn routed(&mut self, row: u64, first_position: u32, of_answer: bool, ids: &[u16]) {
+    fn routed(&mut self, row: u64, first_position: u32, _: u32, of_answer: bool, ids: &[u16]) {
         for (position, ids) in (first_position..).zip(ids.chunks_exact(self.width)) {
             assert!(self.ids.insert((row, position), ids.to_vec()).is_none(), "row {row}, position {position} is told once");
             *self.of_answers.entry(row).or_default() += u32::from(of_answer);
@@ -152,6 +152,9 @@ impl plan::Routed for Vec<Vec<u16>> {
     }
     fn prompt(&self, _: u64) -> &[u16] {
         &[]
+    }
+    fn next(&self, _: u64) -> Option<u32> {
+        None
     }
 }
 

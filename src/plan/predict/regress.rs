@@ -2,8 +2,9 @@
 //!
 //! A full regression from prompt to answer has a weight for each pair of blocks: 82,432 squared at the largest size. In its dual form it has
 //! one for each pair of finished rows, and of those a few hundred tell what can be told: a kernel ridge regression. Likeness is
-//! exp(-distance squared) over what all tokens and what the last ones used, which groups better than the linear form (72 percent of what
-//! perfect knowledge saves against 69). The newest rows are kept; a new one costs its distances to those, a fit one Cholesky factor.
+//! exp(-distance squared) over what all tokens used, what the last ones used, and which token comes next: on 1,500 summaries, 200 of them
+//! finished, its correlation with the truth is 0.50 without that token and 0.56 with it. The newest rows are kept; a new one costs its
+//! distances to those, a fit one Cholesky factor.
 
 use std::sync::Arc;
 
@@ -19,21 +20,22 @@ const ROWS_MIN: usize = 16;
 const RENEWED: usize = 4;
 /// Squared distance, in units of the mean one, at which likeness falls by e.
 const REACH: f64 = 0.53;
-/// The last tokens' part of the distance beside that of all tokens.
-const LAST: f64 = 0.25;
+/// Parts of the distance: what all tokens used, what the last ones used, and that another token comes next.
+const PARTS: [f64; 3] = [0.3, 1.0, 0.6];
 /// What of a row's answer is its own, beside what likeness explains.
-const NOISE: f64 = 0.2;
+const NOISE: f64 = 0.35;
 
 /// A finished row.
 #[derive(Debug)]
 struct Row {
     /// What of its prompt is looked at: all tokens, and the last ones.
     prompt: [Footprint; 2],
+    next: Option<u32>,
     answer: Footprint,
 }
 
-/// Squared distances of all tokens' use and of the last ones'.
-type Distance = [f32; 2];
+/// Squared distances of all tokens' use and of the last ones', and 1 where another token comes next.
+type Distance = [f32; 3];
 
 /// Rows with what has been worked out of them.
 #[derive(Debug, Clone)]
@@ -55,7 +57,7 @@ struct Fit {
     rows: Vec<Arc<Row>>,
     /// [blocks], the answers' mean.
     mean: Vec<f32>,
-    scale: [f64; 2],
+    scale: [f64; 3],
     factor: Factor,
 }
 
@@ -72,11 +74,11 @@ impl Regression {
     /// Takes a finished row in, and fits anew where enough rows are new.
     pub(super) fn learn(&mut self, known: &Known<'_>, answer: &Footprint) {
         let Some(prompt) = known.prompt else { return };
-        let row = Row { prompt: self.look(prompt), answer: cut(answer, self.size.most) };
+        let row = Row { prompt: self.look(prompt), next: prompt.next, answer: cut(answer, self.size.most) };
         let at = self.next;
         if at == self.rows.len() {
             self.rows.push(Arc::new(row));
-            self.distances.resize(self.rows.len() * ROWS_MAX, [0.0; 2]);
+            self.distances.resize(self.rows.len() * ROWS_MAX, [0.0; 3]);
         } else {
             self.rows[at] = Arc::new(row);
         }
@@ -94,7 +96,7 @@ impl Regression {
     /// Expected shares of all blocks [blocks], those that answers have in common included; none before the first fit.
     pub(super) fn predict(&self, prompt: &PromptUse) -> Option<Vec<f32>> {
         let fit = self.fit.as_ref()?;
-        let asked = Row { prompt: self.look(prompt), answer: Footprint::default() };
+        let asked = Row { prompt: self.look(prompt), next: prompt.next, answer: Footprint::default() };
         let like = asked.distances(&fit.rows, self.size.blocks).iter().map(|&d| likeness(d, fit.scale)).collect();
         let weights = fit.factor.solve(like);
         let rest = (1.0 - weights.iter().sum::<f64>()) as f32;
@@ -119,10 +121,10 @@ impl Regression {
     fn fit(&self) -> Fit {
         let n = self.rows.len();
         let pairs = || (1..n).flat_map(|i| &self.distances[i * ROWS_MAX..i * ROWS_MAX + i]);
-        let scale = [0, 1].map(|part| {
-            let mean = pairs().map(|d| f64::from(d[part])).sum::<f64>() / pairs().count() as f64;
+        let scale = [0, 1, 2].map(|part| {
+            let mean = if part == 2 { 1.0 } else { pairs().map(|d| f64::from(d[part])).sum::<f64>() / pairs().count() as f64 };
             // Prompts that are all the same in a part are at no distance in it.
-            if mean > 0.0 { [1.0, LAST][part] / (mean * (1.0 + LAST) * REACH) } else { 0.0 }
+            if mean > 0.0 { PARTS[part] / (mean * PARTS.iter().sum::<f64>() * REACH) } else { 0.0 }
         });
         let mut matrix = vec![0.0; n * n];
         for i in 0..n {
@@ -142,7 +144,7 @@ impl Regression {
 impl Row {
     /// The distance of this row's prompt to each of `rows`.
     fn distances(&self, rows: &[Arc<Row>], blocks: u32) -> Vec<Distance> {
-        let mut distances = vec![[0.0; 2]; rows.len()];
+        let mut distances: Vec<Distance> = rows.iter().map(|row| [0.0, 0.0, f32::from(row.next != self.next)]).collect();
         let mut spread = vec![0.0; blocks as usize];
         for part in 0..2 {
             spread.fill(0.0);
@@ -163,8 +165,8 @@ impl Row {
     }
 }
 
-fn likeness(distance: Distance, scale: [f64; 2]) -> f64 {
-    (-(f64::from(distance[0]) * scale[0] + f64::from(distance[1]) * scale[1])).exp()
+fn likeness(distance: Distance, scale: [f64; 3]) -> f64 {
+    (-distance.into_iter().zip(scale).map(|(part, scale)| f64::from(part) * scale).sum::<f64>()).exp()
 }
 
 /// The lower factor of a positive definite matrix.

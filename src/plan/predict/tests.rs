@@ -9,7 +9,7 @@ const SIZE: Size = Size { blocks: 64, most: 20 };
 fn request(i: u32) -> (PromptUse, Footprint) {
     let topic = i % 4;
     let all = Footprint::of([(topic, 0.9), (60, 1.0), (20 + i % 13, 0.4)], 64);
-    (PromptUse { last: all.clone(), all }, Footprint::of([(topic, 0.5), (10 + topic, 0.8), (61, 1.0), (40 + i % 3, 0.2)], 64))
+    (PromptUse { last: all.clone(), all, next: None }, Footprint::of([(topic, 0.5), (10 + topic, 0.8), (61, 1.0), (40 + i % 3, 0.2)], 64))
 }
 
 fn taught(kind: Kind, rows: u32) -> Predictor {
@@ -53,7 +53,7 @@ fn a_probe_looks_at_its_layers_alone() {
     let probe = taught(Kind::Probe { blocks: 4 }, 100);
     let (prompt, _) = request(1);
     let elsewhere = mixed(&[(1.0, &prompt.all), (1.0, &Footprint::of([(33, 1.0)], 1))], 64);
-    let other = PromptUse { all: elsewhere.clone(), last: elsewhere };
+    let other = PromptUse { all: elsewhere.clone(), last: elsewhere, next: None };
     let predicted = |prompt| probe.predict(&Known { prompt: Some(prompt), table: None });
     assert_eq!(predicted(&prompt), predicted(&other));
     assert!(predicted(&prompt).iter().any(|(block, share)| block == 11 && share > 0.5));
@@ -96,7 +96,7 @@ proptest! {
         for kind in [Kind::Auto, Kind::Probe { blocks: looked }] {
             let (mut predictor, mut again) = (Predictor::new(kind, SIZE), Predictor::new(kind, SIZE));
             for (all, last, answer, tokens) in &rows {
-                let prompt = PromptUse { all: all.clone(), last: last.clone() };
+                let prompt = PromptUse { all: all.clone(), last: last.clone(), next: None };
                 let known = Known { prompt: Some(&prompt), table: Some(last) };
                 let told = predictor.predict(&known);
                 prop_assert!(told.len() <= SIZE.most && (0.0..=1.0).contains(&predictor.confidence()));

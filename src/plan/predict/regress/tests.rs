@@ -6,7 +6,7 @@ const SIZE: Size = Size { blocks: 40, most: 40 };
 fn row(i: u32) -> (PromptUse, Footprint) {
     let topic = i % 2;
     let prompt = Footprint::of([(topic, 0.8), (4 + i * 7 % 30, 0.3)], 40);
-    (PromptUse { all: prompt, last: Footprint::of([(topic, 1.0)], 40) }, Footprint::of([(2 + topic, 0.9), (39, 0.5)], 40))
+    (PromptUse { all: prompt, last: Footprint::of([(topic, 1.0)], 40), next: None }, Footprint::of([(2 + topic, 0.9), (39, 0.5)], 40))
 }
 
 fn taught(rows: u32) -> Regression {
@@ -60,7 +60,7 @@ fn prompts_that_are_all_the_same_give_the_mean() {
 #[test]
 fn blocks_beyond_the_model_or_the_first_layers_are_not_looked_at() {
     let wild = Footprint::of([(39, 1.0), (40, 1.0), (1 << 20, 1.0)], 9);
-    let prompt = PromptUse { all: wild.clone(), last: wild.clone() };
+    let prompt = PromptUse { all: wild.clone(), last: wild.clone(), next: None };
     let mut regression = Regression::new(SIZE, 10);
     for _ in 0..20 {
         regression.learn(&Known { prompt: Some(&prompt), table: None }, &wild);
