@@ -5,6 +5,8 @@
 //! Prints Markdown tables: expert loads a token, and the share of what perfect knowledge saves. Of `--seen N` requests, the first ones,
 //! the predictors have learned before; the others are replayed.
 
+#![allow(clippy::print_stdout, clippy::print_stderr)] // a bench prints what it measures
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,6 +34,9 @@ struct Args {
     /// Waves begin and end together: nobody is admitted to a wave that has begun.
     #[arg(long)]
     together: bool,
+    /// Places that must be free before sequences are admitted that wait.
+    #[arg(long, default_value_t = 1)]
+    cohort: usize,
     /// Prompt rows of a sweep.
     #[arg(long, default_value_t = 2048)]
     rows: usize,
@@ -79,7 +84,11 @@ fn run(args: &Args) -> nightshift::error::Result<()> {
         .map(|i| Ok(table.predict(&spool.get((i + routed.1) as u64)?.prompt, FOOTPRINT_ENTRIES)))
         .collect::<nightshift::error::Result<_>>()?;
     let tables: Arc<[Footprint]> = if table.is_empty() { Arc::default() } else { tables.into() };
-    println!("{} requests, predictors have seen {} before; loads a token, and in brackets the share of what perfect knowledge saves\n", routed.requests(), routed.1);
+    println!(
+        "{} requests, predictors have seen {} before; loads a token, and in brackets the share of what perfect knowledge saves\n",
+        routed.requests(),
+        routed.1
+    );
     println!("| wave | random (sd) | input | prefill | table | learned | probe | auto | perfect | all at once |\n|{}", "---|".repeat(10));
     for &wave in &args.wave {
         if args.together { line_together(&routed, &tables, wave) } else { line(args, &routed, &tables, wave) }
@@ -103,7 +112,11 @@ fn predictors(routed: &Behind<'_>) -> Vec<Predictor> {
         for i in 0..routed.1 as u64 {
             let prompt = prompt_use(widths, routed.0.prompt(i), routed.0.next(i));
             let answer = routed.0.answer(i);
-            predictor.learn(&Known { prompt: Some(&prompt), table: None }, &footprint(widths, answer), (answer.len() / widths.row()) as u32);
+            predictor.learn(
+                &Known { prompt: Some(&prompt), table: None },
+                &footprint(widths, answer),
+                (answer.len() / widths.row()) as u32,
+            );
         }
         predictor
     };
@@ -159,7 +172,7 @@ fn shuffled(count: u32, seed: u64) -> Vec<u32> {
 }
 
 fn line(args: &Args, routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize) {
-    let plain = schedule(routed, wave, args.rows, Grouping::Input);
+    let plain = schedule(routed, [wave, args.rows, args.cohort], Grouping::Input);
     let compared = compare(&plain, routed);
     let rows = compared.rows as f64;
     let most = compared.random - compared.perfect as f64;
@@ -167,13 +180,13 @@ fn line(args: &Args, routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize
     print!("| {wave} | {:.2} ({:.2}) | {} |", compared.random / rows, compared.random_sd / rows, shown(loads(plain, routed)));
     for predictor in predictors(routed) {
         let foresight = Foresight::Predicted { predictor, tables: Arc::clone(tables) };
-        print!(" {} |", shown(loads(schedule(routed, wave, args.rows, Grouping::Overlap).by_overlap(foresight), routed)));
+        print!(" {} |", shown(loads(schedule(routed, [wave, args.rows, args.cohort], Grouping::Overlap).by_overlap(foresight), routed)));
     }
     println!(" {:.2} | {:.2} |", compared.perfect as f64 / rows, compared.lower_bound as f64 / rows);
 }
 
 /// All requests may wait in memory, and nothing streams: the order alone is at stake.
-fn schedule(routed: &Behind<'_>, wave: usize, prefill_rows: usize, grouping: Grouping) -> Schedule {
+fn schedule(routed: &Behind<'_>, [wave, prefill_rows, cohort]: [usize; 3], grouping: Grouping) -> Schedule {
     let row = routed.widths().row();
     let facts = |i: usize| RowFacts {
         prompt_tokens: (routed.prompt(i as u64).len() / row) as u32,
@@ -188,6 +201,7 @@ fn schedule(routed: &Behind<'_>, wave: usize, prefill_rows: usize, grouping: Gro
         wave,
         pool: rows.len(),
         refill: 1,
+        cohort,
         prefill_rows,
         states: States::Memory,
         state_bytes: u64::MAX,

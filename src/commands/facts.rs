@@ -142,7 +142,8 @@ pub fn limits(engine: &EngineSection, budget_bytes: u64, rows_per_part: u64, row
         scratch: Scratch::default(),
         states: engine.states,
         rates: None,
-        saving: 0.0,
+        saving: None,
+        profile_bytes: 0,
         output_bytes: output::memory_bytes(rows.len() as u64, rows_per_part, longest),
     }
 }

@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use super::profile::Profile;
+use super::profile::{self, Profile};
 use super::{facts, overlap, scratch};
 use crate::error::{Error, Kind, Result};
 use crate::input::{self, Ingested};
 use crate::job::Job;
 use crate::kernels::{self, Kernels, Path as KernelPath};
+use crate::learned::Learned;
 use crate::machine;
 use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
-use crate::learned::Learned;
 use crate::plan::{self, Grouping, Limits, ModelFacts, Schedule};
 use crate::request::RowFacts;
 use crate::spool::Spool;
@@ -68,8 +68,11 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
         limits.output_bytes += output::KEPT_BYTES;
     }
     let grouping = job.grouping.unwrap_or(Grouping::Overlap);
+    let tokens = rows.iter().filter(|row| !row.is_idle()).map(|row| u64::from(row.prompt_tokens)).sum();
+    limits.profile_bytes = profile::shape(manifest).table_bytes(tokens);
     if grouping == Grouping::Overlap {
-        limits.saving = profile.expected_saving(limits.wave.unwrap_or(rows.len())).0;
+        limits.saving = Some(profile.expected_saving(limits.wave.unwrap_or(rows.len())).0);
+        limits.profile_bytes += if profile.table.is_empty() { 0 } else { profile.table.shape().table_bytes(u64::MAX) };
     }
     scratch::refuse_none(job, &limits)?;
     let allotment = plan::allot(&rows, grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
@@ -79,7 +82,8 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
         schedule = schedule.by_overlap(foresight);
     }
     let why = who.why;
-    let prepared = Prepared { config: blake3::hash(&config), identity, learned, why, model, tokenizer, input, facts, limits, schedule, kernels };
+    let prepared =
+        Prepared { config: blake3::hash(&config), identity, learned, why, model, tokenizer, input, facts, limits, schedule, kernels };
     Ok((prepared, checkpoint))
 }
 

@@ -5,9 +5,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::error::Result;
 use super::prepare::Prepared;
 use super::profile::{self, Profile, Shown};
+use crate::error::Result;
 use crate::execute::{Recorder, Tally, routing_widths};
 use crate::model::manifest::Manifest;
 use crate::plan::{self, Compared, Schedule, Table};
@@ -49,7 +49,8 @@ impl<'a> Recording<'a> {
         let allotment = schedule.allotment();
         let memory_bytes = (allotment.state_bytes + allotment.panel_ring_bytes + allotment.block_ring_bytes) / 2;
         let compared = self.compare(schedule, memory_bytes);
-        let grouped = compared.filter(|compared| schedule.overlap().is_some() && compared.rows == tally.answer_rows && compared.random > 0.0);
+        let grouped =
+            compared.filter(|compared| schedule.overlap().is_some() && compared.rows == tally.answer_rows && compared.random > 0.0);
         let shown = grouped.map(|compared| Shown {
             wave: allotment.wave,
             ran: tally.answer_expert_loads,

@@ -143,7 +143,7 @@ impl Data<'_> {
 
 /// Numbers as they lie on disk.
 fn copy(bytes: &[u8], to: &mut [f32]) {
-    assert_eq!(bytes.len(), to.len() * size_of::<f32>(), "a state is as long as it was");
+    assert_eq!(bytes.len(), size_of_val(to), "a state is as long as it was");
     for (to, bytes) in to.iter_mut().zip(bytes.as_chunks().0) {
         *to = f32::from_le_bytes(*bytes);
     }

@@ -181,6 +181,7 @@ impl Bench {
             wave,
             pool: wave + self.parking.more,
             refill: self.parking.refill,
+            cohort: 1,
             prefill_rows,
             states: self.parking.states,
             // Of those on disk some come into memory: a place each.

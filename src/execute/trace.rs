@@ -144,7 +144,15 @@ impl Counter {
     }
 
     /// Hands the rows of a span to a recorder.
-    pub fn record(&self, recorder: &mut dyn Recorder, row: u64, prompt_len: usize, first: usize, ids: &[u16], token: impl Fn(usize) -> u32) {
+    pub fn record(
+        &self,
+        recorder: &mut dyn Recorder,
+        row: u64,
+        prompt_len: usize,
+        first: usize,
+        ids: &[u16],
+        token: impl Fn(usize) -> u32,
+    ) {
         let of_prompt = (prompt_len.saturating_sub(first) * self.width()).min(ids.len());
         let (prompt, answer) = ids.split_at(of_prompt);
         if !prompt.is_empty() && recorder.wants_prompts() {

@@ -111,7 +111,8 @@ fn engine(settings: &Settings) -> Result<EngineSection> {
             setting.choice(&built, &[])
         })?,
         states: settings.get("engine.states").map_or(Ok(None), |setting| {
-            let built = [("auto", None), ("memory", Some(States::Memory)), ("parked", Some(States::Parked)), ("passing", Some(States::Passing))];
+            let built =
+                [("auto", None), ("memory", Some(States::Memory)), ("parked", Some(States::Parked)), ("passing", Some(States::Passing))];
             setting.choice(&built, &[])
         })?,
         cache: settings.get("engine.cache").map(Setting::path).transpose()?,

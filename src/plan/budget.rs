@@ -10,6 +10,7 @@ use super::facts::{Limits, ModelFacts, Needs};
 use super::ledger::{Allotment, Sizes, build};
 use super::schedule::Grouping;
 use super::states::States;
+use super::weigh::Weights;
 use crate::memory::Ledger;
 use crate::request::RowFacts;
 
@@ -32,6 +33,11 @@ const PREFILL_ROWS_RESIDENT: u64 = 1024;
 const PREFILL_ROWS_STREAMED: u64 = 16_384;
 /// Rows that come before sequences where nothing streams.
 const FEW_ROWS: u64 = 256;
+/// The part of its blocks that a wave saves whose answers begin together, and the part of its places that are busy then, about.
+const TOGETHER_SAVES: f64 = 0.12;
+const TOGETHER_BUSY: f64 = 0.75;
+/// In wider waves nothing is gained: some answers of any kind are at hand.
+const TOGETHER_MOST: u64 = 32;
 /// Panels and blocks that a ring holds at least: one in use, one on its way.
 const RING_MIN: u64 = 2;
 /// Panels that it holds where memory allows it: reads of two devices go on while two panels are in use.
@@ -54,8 +60,19 @@ pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Lim
     }
     let choice = Choice { rows, grouping, m, limits, needs: &needs };
     let rows_max = share.rows_max(PREFILL_ROWS_STREAMED);
-    let best = choice.best(share.wave_max(), rows_max, |at| share.settle(at));
-    Ok(share.build(best.unwrap_or(share.smallest())))
+    let best = choice.best(share.wave_max(), rows_max, |at| share.settle(at)).unwrap_or(share.smallest());
+    let cohort = if grouping == Grouping::Overlap && best.pool > best.wave { cohort(m, &best) } else { 1 };
+    Ok(Allotment { cohort: cohort as usize, ..share.build(best) })
+}
+
+/// How many places must be free before others are admitted. Answers that begin together share more experts, since alike ones go on in
+/// step: a tenth of a wave's loads and more (benches/README.md). But places stay free until the last of them has ended, so that the trunk
+/// is read for fewer rows. Whichever costs fewer bytes.
+fn cohort(m: &ModelFacts, sizes: &Sizes) -> u64 {
+    let weights = Weights::new(m, sizes.kept_panels, sizes.kept_blocks);
+    let [blocks, _] = weights.union(sizes.wave as f64);
+    let idle = weights.streamed as f64 * (1.0 / TOGETHER_BUSY - 1.0);
+    if sizes.wave <= TOGETHER_MOST && blocks * TOGETHER_SAVES > idle { sizes.wave } else { 1 }
 }
 
 /// Memory, and who asks for it.

@@ -158,7 +158,7 @@ impl Choice<'_> {
 
     /// What is left of a decoding wave's blocks where those are chosen who share most.
     fn grouped(&self, sizes: &Sizes) -> f64 {
-        if sizes.pool > sizes.wave { 1.0 - self.limits.saving } else { 1.0 }
+        if sizes.pool > sizes.wave { 1.0 - self.limits.saving.unwrap_or(0.0) } else { 1.0 }
     }
 
     /// Whether prompts are read when one has room, half of them, or all.

@@ -101,8 +101,10 @@ pub struct Limits {
     pub states: Option<States>,
     /// This machine's rates, where they were measured.
     pub rates: Option<Rates>,
-    /// The part of a decoding wave's blocks that grouping is expected to save.
-    pub saving: f64,
+    /// The part of a decoding wave's blocks that grouping is expected to save; none where rows are not grouped by overlap.
+    pub saving: Option<f64>,
+    /// What the job may learn of the tokens that it sees, and what was learned before.
+    pub profile_bytes: u64,
 }
 
 /// How fast this machine reads and computes: measured once and recorded, never the time of a run that the plan is for.

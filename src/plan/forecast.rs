@@ -155,6 +155,7 @@ mod tests {
             wave,
             pool: wave,
             refill: 1,
+            cohort: 1,
             prefill_rows,
             states: States::Memory,
             state_bytes: u64::MAX,

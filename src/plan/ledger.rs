@@ -4,6 +4,8 @@
 //! what more memory would be for.
 
 use super::facts::{Limits, ModelFacts, Needs};
+use super::footprint::FOOTPRINT_ENTRIES;
+use super::predict::predictor_bytes;
 use super::states::States;
 use crate::memory::Ledger;
 use crate::units::{show_bytes, show_count};
@@ -19,6 +21,8 @@ pub struct Allotment {
     pub pool: usize,
     /// So many prompts, or all that are left, must have room before some are read again.
     pub refill: usize,
+    /// So many places, or all of them, must be free before sequences are admitted that wait: answers that begin together are alike longest.
+    pub cohort: usize,
     /// Most prompt rows in a sweep.
     pub prefill_rows: usize,
     /// Where states lie.
@@ -67,6 +71,10 @@ const SLACK_PERCENT: u64 = 10;
 /// What a sequence in flight takes beside its states: itself, and for each token its id, its log-probabilities and its timing.
 const SEQUENCE_BYTES: u64 = 1024;
 const TOKEN_BYTES: u64 = 40;
+/// A block of a footprint.
+const ENTRY_BYTES: u64 = 4;
+/// Footprints of one that waits: of its prompt, of the prompt's end, by the table, and what is expected of it.
+const FOOTPRINTS: u64 = 4;
 /// States on disk that are on their way at once, either way.
 const PASSING_PIECES: u64 = 8;
 /// Fixed states that are worked on side by side take so much, or as much as one of them.
@@ -192,6 +200,37 @@ impl Transit {
     }
 }
 
+/// What sequences take that have begun: their states, their tokens, what is known of their experts.
+fn reserve_sequences(ledger: &mut Ledger, m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: &Sizes) {
+    let Sizes { wave, pool, prefill_rows, .. } = *sizes;
+    let in_memory = match sizes.states {
+        States::Memory => pool,
+        States::Parked => wave,
+        States::Passing => 0,
+    };
+    let (sequences, tokens) = (show_count(in_memory), show_count(needs.longest));
+    ledger.reserve(
+        "sequence state",
+        state_bytes(m, needs, sizes),
+        format!("up to {sequences} sequences in memory, each up to {tokens} tokens"),
+    );
+    let buys = format!("states of {} sequences pass through on their way from and to the disk", show_count(pool));
+    ledger.reserve("states in transit", Transit::of(m, limits, needs, sizes).bytes(), buys);
+    let begun = pool.saturating_add(if needs.longest_passing > 0 { prefill_rows } else { 0 }).min(needs.runnable);
+    let one = needs.longest.saturating_mul(TOKEN_BYTES).saturating_add(SEQUENCE_BYTES);
+    let all = needs.positions.saturating_mul(TOKEN_BYTES).saturating_add(needs.runnable * SEQUENCE_BYTES);
+    let tokens = format!("tokens of up to {} sequences that have begun", show_count(begun));
+    ledger.reserve("sequences", begun.saturating_mul(one).min(all), tokens);
+    let counted = wave.saturating_add(2); // the answers, a prompt that is being read on, and one that is begun
+    let waiting = if limits.saving.is_some() && pool > wave { pool } else { 0 };
+    let footprint = (m.block_count() * ENTRY_BYTES).min(FOOTPRINT_ENTRIES as u64 * ENTRY_BYTES);
+    let learning = if waiting > 0 { predictor_bytes(footprint) } else { 0 };
+    let footprints =
+        counted.saturating_mul(m.uses_bytes).saturating_add(waiting.saturating_mul(FOOTPRINTS * footprint)).saturating_add(learning);
+    ledger.reserve("footprints", footprints, "which experts each sequence has used that decodes, or is expected to use that waits");
+    ledger.reserve("profile", limits.profile_bytes, "which experts tokens use, for later jobs");
+}
+
 /// The ledger of these sizes.
 pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes) -> Allotment {
     let Sizes { wave, pool, prefill_rows, panels, blocks, flight, kept_panels, kept_blocks, walkers, .. } = sizes;
@@ -199,8 +238,6 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     let rows = prefill_rows.saturating_add(if needs.longest_answer > 1 { wave } else { 0 });
     let panel = m.panels.iter().max().copied().unwrap_or(0);
     let block = m.blocks.iter().map(|b| b.2).max().unwrap_or(0);
-    let state_bytes = state_bytes(m, needs, &sizes);
-    let transit = Transit::of(m, limits, needs, &sizes);
     let (panel_ring_bytes, block_ring_bytes) = (panels * m.panel_room_bytes, blocks * m.block_room_bytes);
     ledger.reserve("process", PROCESS_BYTES, "code, stacks, the allocator's slack");
     ledger.reserve("index", m.index_bytes, "where every tensor lies");
@@ -215,22 +252,7 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
     ledger.reserve("panel ring", panel_ring_bytes, ring);
     let ring = format!("{} experts of {}, {} of them computed side by side", show_count(blocks), show_bytes(block), show_count(flight));
     ledger.reserve("block ring", block_ring_bytes, ring);
-    let in_memory = match sizes.states {
-        States::Memory => pool,
-        States::Parked => wave,
-        States::Passing => 0,
-    };
-    let (sequences, tokens) = (show_count(in_memory), show_count(needs.longest));
-    ledger.reserve("sequence state", state_bytes, format!("up to {sequences} sequences in memory, each up to {tokens} tokens"));
-    let buys = format!("states of {} sequences pass through on their way from and to the disk", show_count(pool));
-    ledger.reserve("states in transit", transit.bytes(), buys);
-    let begun = pool.saturating_add(if needs.longest_passing > 0 { prefill_rows } else { 0 }).min(needs.runnable);
-    let one = needs.longest.saturating_mul(TOKEN_BYTES).saturating_add(SEQUENCE_BYTES);
-    let all = needs.positions.saturating_mul(TOKEN_BYTES).saturating_add(needs.runnable * SEQUENCE_BYTES);
-    let tokens = format!("tokens of up to {} sequences that have begun", show_count(begun));
-    ledger.reserve("sequences", begun.saturating_mul(one).min(all), tokens);
-    let counted = wave.saturating_add(2); // the answers, a prompt that is being read on, and one that is begun
-    ledger.reserve("footprints", counted.saturating_mul(m.uses_bytes), "which experts each sequence has used that decodes");
+    reserve_sequences(&mut ledger, m, limits, needs, &sizes);
     let activations = activation_bytes(m, needs, rows, &sizes);
     ledger.reserve("activations", activations, format!("{} tokens in a sweep", show_count(rows)));
     let drawn = if needs.drawn { m.logits_bytes.saturating_mul(wanted(needs, &sizes) + 1) } else { 0 };
@@ -256,10 +278,11 @@ pub(super) fn build(m: &ModelFacts, limits: &Limits, needs: &Needs, sizes: Sizes
         wave: wave as usize,
         pool: pool as usize,
         refill: sizes.refill as usize,
+        cohort: 1,
         prefill_rows: prefill_rows as usize,
         states: sizes.states,
-        state_bytes,
-        state_ring_bytes: transit.rings,
+        state_bytes: state_bytes(m, needs, &sizes),
+        state_ring_bytes: Transit::of(m, limits, needs, &sizes).rings,
         panel_ring_bytes,
         block_ring_bytes,
         blocks_in_flight: flight,

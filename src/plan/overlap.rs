@@ -97,7 +97,9 @@ impl Overlap {
 
     fn expected(&self, row: u32, prompt: &PromptUse) -> Footprint {
         match &self.foresight {
-            Foresight::Predicted { predictor, tables } => predictor.predict(&Known { prompt: Some(prompt), table: tables.get(row as usize) }),
+            Foresight::Predicted { predictor, tables } => {
+                predictor.predict(&Known { prompt: Some(prompt), table: tables.get(row as usize) })
+            }
             Foresight::Known(footprints) => footprints.get(row as usize).cloned().unwrap_or_default(),
         }
     }

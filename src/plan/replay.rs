@@ -135,7 +135,11 @@ pub fn loads(mut schedule: Schedule, routed: &dyn Routed) -> Loads {
                     outcome.answered.push((span.slot, footprint(routed.widths(), answer)));
                 }
             } else if span.positions.start < prompt && span.positions.end >= prompt {
-                let prompt = if predicts { prompt_use(routed.widths(), routed.prompt(span.row), routed.next(span.row)) } else { PromptUse::default() };
+                let prompt = if predicts {
+                    prompt_use(routed.widths(), routed.prompt(span.row), routed.next(span.row))
+                } else {
+                    PromptUse::default()
+                };
                 outcome.read.push((span.slot, prompt));
             }
         }
@@ -231,6 +235,7 @@ mod tests {
             wave,
             pool: wave,
             refill: 1,
+            cohort: 1,
             prefill_rows: 100,
             states: States::Memory,
             state_bytes: u64::MAX,

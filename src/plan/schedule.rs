@@ -239,7 +239,8 @@ impl Schedule {
         if waiting <= 1 || !(was_read || overlap.is_stale()) {
             return;
         }
-        let all: Vec<Active> = std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.parked).into_values()).collect();
+        let all: Vec<Active> =
+            std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.parked).into_values()).collect();
         let order = overlap.order(&all.iter().map(|active| active.row).collect::<Vec<_>>(), self.allotment.wave);
         let mut by_row: HashMap<u32, Active> = all.into_iter().map(|active| (active.row, active)).collect();
         let first = self.next_rank;
@@ -290,6 +291,10 @@ impl Schedule {
 
     /// Admits who waits to the wave.
     fn refill(&mut self, spans: &mut Vec<Span>) {
+        let free = self.allotment.wave.saturating_sub(self.wave.len());
+        if free < self.allotment.cohort.min(self.allotment.wave) {
+            return;
+        }
         while self.wave.len() < self.allotment.wave {
             let Some(rank) = self.next_to_decode() else { return };
             let parked = self.parked.remove(&rank);
@@ -457,6 +462,7 @@ mod tests {
             wave,
             pool: wave,
             refill: 1,
+            cohort: 1,
             states: States::Memory,
             prefill_rows,
             state_bytes,

@@ -89,6 +89,16 @@ impl Layout {
     }
 }
 
+impl TableShape {
+    /// Most bytes of a table that has seen so many tokens.
+    pub fn table_bytes(self, tokens: u64) -> u64 {
+        let plan = Layout::of(&self);
+        let row = ROW_BYTES + plan.layers * plan.slots * size_of::<Slot>();
+        let head = plan.layers * usize::from(self.experts) * size_of::<u64>();
+        head as u64 + tokens.min(plan.rows as u64) * row as u64
+    }
+}
+
 impl Table {
     /// A table that has seen nothing.
     pub fn new(shape: TableShape) -> Self {

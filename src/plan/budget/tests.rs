@@ -44,7 +44,8 @@ pub fn limits(budget_bytes: u64) -> Limits {
         scratch: Scratch::default(),
         states: None,
         rates: None,
-        saving: 0.0,
+        saving: None,
+        profile_bytes: 1000,
     }
 }
 
@@ -104,6 +105,7 @@ fn every_line_is_what_it_says() {
         ("states in transit", 64 * 50_000 + 64 * 500),
         ("sequences", 3 * 1024 + (110 + 54 + 70) * 40),
         ("footprints", 4 * 7000),
+        ("profile", 1000),
         ("activations", activations + activations / 100 * 10),
         ("logits", 16_384 * 4),
         ("resident trunk", 5 << 20),

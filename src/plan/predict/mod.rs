@@ -134,6 +134,12 @@ impl Predictor {
     }
 }
 
+/// Most bytes that a predictor takes, a footprint taking so many.
+pub(super) fn predictor_bytes(footprint_bytes: u64) -> u64 {
+    let rows = regress::ROWS_MAX as u64;
+    rows * 3 * footprint_bytes + rows * rows * (size_of::<[f32; 3]>() + 2 * size_of::<f64>()) as u64
+}
+
 impl Clone for Predictor {
     fn clone(&self) -> Self {
         let candidates = self.candidates.iter().map(|(predictor, score)| (predictor.boxed(), score.clone())).collect();
