@@ -97,7 +97,7 @@ fn a_slip_in_the_job_file_is_named_with_its_line_and_the_nearest_key() {
         ("[engine]\nmemory = 'much'\n", ["line 8", "engine.memory", "8GiB"]),
         ("[engine]\nkernel = 'sse2'\n", ["line 8", "engine.kernel", "avx2"]),
         ("[engine]\nkernel = 'amx'\n", ["line 8", "engine.kernel", "not built"]),
-        ("[engine]\nscratch = 'x'\n", ["line 8", "engine.scratch", "not built"]),
+        ("[engine]\nstates = 'x'\n", ["line 8", "engine.states", "passing"]),
         ("[plan]\ngrouping = 'lenght'\n", ["line 8", "plan.grouping", "length"]),
         ("[sampling]\nstop_token_ids = [4096]\n", ["sampling.stop_token_ids", "4096", ""]),
         ("[sampling]\nstop_token_ids = \n", ["line 8", "job.toml", ""]),

@@ -1,12 +1,13 @@
 //! The model and the machine in numbers, as the plan takes them.
 
+use super::scratch;
 use crate::execute;
 use crate::job::EngineSection;
 use crate::machine;
-use crate::model::manifest::{Blocks, Layer, Manifest, StateSpec, Weight, WeightId};
+use crate::model::manifest::{Blocks, Manifest, Weight, WeightId};
 use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
-use crate::plan::{Limits, ModelFacts, Scratch, StateBytes};
+use crate::plan::{Limits, ModelFacts, Scratch};
 use crate::request::RowFacts;
 use crate::store::{self, Checkpoint, Element, Setup};
 use crate::units::show_bytes;
@@ -53,7 +54,7 @@ fn of_weights(manifest: &Manifest, weight_bytes: &[u64], has_tokenizer: bool) ->
         blocks: manifest.blocks().map(|(_, b)| (b.count as u64, b.chosen as u64, b.bytes() as u64)).collect(),
         block_room_bytes: manifest.blocks().map(|(_, b)| Setup::room_bytes(b.bytes() as u64, b.tensors().len() as u64)).max().unwrap_or(0),
         uses_bytes: execute::uses_bytes(manifest),
-        state: state_bytes(manifest),
+        state: scratch::state_bytes(manifest),
         stream_row_bytes: manifest.stream_width as u64 * FLOAT + execute::row_trace_bytes(manifest),
         layer_row_bytes: manifest.row_scratch as u64 * FLOAT,
         expert_row_bytes: expert_row as u64 * FLOAT,
@@ -64,25 +65,6 @@ fn of_weights(manifest: &Manifest, weight_bytes: &[u64], has_tokenizer: bool) ->
         row_flop: row_flop(manifest),
         head_flop: product_flop(manifest.weight(manifest.head)),
         pair_flop: 0, // how many heads attend is the model's own: the list of states does not tell
-    }
-}
-
-/// What a sequence leaves behind.
-fn state_bytes(manifest: &Manifest) -> StateBytes {
-    let fixed =
-        || manifest.states.iter().filter_map(|spec| if let StateSpec::Fixed { floats, log } = *spec { Some((floats, log)) } else { None });
-    let appended = |layer: &Layer| {
-        let states = &manifest.states[layer.states.start as usize..layer.states.end as usize];
-        states.iter().map(|spec| if let StateSpec::Appended(floats) = *spec { floats } else { 0 }).sum::<usize>()
-    };
-    let bytes = |floats: usize| floats as u64 * FLOAT;
-    StateBytes {
-        fixed: bytes(manifest.fixed_floats()),
-        a_token: bytes(manifest.token_floats()),
-        log: bytes(fixed().map(|(_, log)| log).sum()),
-        piece: bytes(fixed().map(|(floats, _)| floats).max().unwrap_or(0)),
-        piece_log: bytes(fixed().map(|(_, log)| log).max().unwrap_or(0)),
-        layer_token: bytes(manifest.layers.iter().map(appended).max().unwrap_or(0)),
     }
 }
 

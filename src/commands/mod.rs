@@ -2,6 +2,7 @@
 
 mod account;
 pub mod doctor;
+mod explain;
 mod facts;
 mod findings;
 mod overlap;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::prepare::{Prepared, prepare};
-use super::{Said, facts};
+use super::{Said, explain, facts};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine;
@@ -52,7 +52,7 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
         pool: allotment.pool,
         prefill_rows: allotment.prefill_rows,
         states: allotment.states,
-        scratch_bytes: scratch_bytes(&prepared),
+        scratch_bytes: explain::scratch_bytes(&prepared),
         memory_budget: prepared.limits.budget_bytes,
         ledger_total: allotment.ledger.total(),
         ledger: &allotment.ledger,
@@ -88,8 +88,8 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         "reads",
         format!("{} of trunk, {} of experts, if every answer takes its most", show_bytes(f.bytes_trunk), show_bytes(f.bytes_experts)),
     );
-    line("states", states(plan, prepared));
-    line("grouping", grouping(prepared));
+    line("states", explain::states(plan.states, &plan.forecast, prepared));
+    line("grouping", explain::grouping(prepared));
     line("computes", format!("{} GFLOP, attention over positions left out", show_count(f.gflop)));
     let about = |ms| format!("about {} at the rates that `doctor --shape` measured", show_duration(Duration::from_millis(ms)));
     line("takes", f.wall_ms.map_or_else(|| "unknown; `nightshift doctor --shape` measures this machine".into(), about));
@@ -103,44 +103,6 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
         line("with twice that", format!("memory: {words}"));
     }
     Ok(text)
-}
-
-/// What the states take on their disk.
-fn scratch_bytes(prepared: &Prepared) -> u64 {
-    match prepared.schedule.allotment() {
-        allotment if allotment.states == States::Memory => 0,
-        allotment => (allotment.pool as u64).saturating_mul(prepared.limits.scratch.slot_bytes),
-    }
-}
-
-/// Who decodes together, by whose word, and why.
-fn grouping(prepared: &Prepared) -> String {
-    let name = prepared.schedule.grouping().name();
-    let predictor = prepared.schedule.overlap().map_or_else(String::new, |overlap| format!(" as `{}` foretells it", overlap.predictor()));
-    format!("{name}{predictor}: {}", prepared.why)
-}
-
-/// Where states lie, and what it costs.
-fn states(plan: &Plan<'_>, prepared: &Prepared) -> String {
-    let f = &plan.forecast;
-    let lie = match plan.states {
-        States::Memory => return "in memory".into(),
-        States::Parked => "on disk while a row waits, in memory while it is answered",
-        States::Passing => "on disk, in memory while their layer is swept",
-    };
-    let limit = prepared
-        .limits
-        .scratch
-        .write_limit_bytes
-        .map_or_else(|| "no limit is set".into(), |most| format!("the limit is {}", show_bytes(most)));
-    let a_token = f.bytes_state_written / (f.prompt_tokens + f.completion_tokens_max).max(1);
-    format!(
-        "{lie}: {} of disk, {} read, {} written ({} a token; {limit})",
-        show_bytes(plan.scratch_bytes),
-        show_bytes(f.bytes_state_read),
-        show_bytes(f.bytes_state_written),
-        show_bytes(a_token)
-    )
 }
 
 /// What twice the memory would save, where that is something and soon told.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::prepare::Prepared;
 use crate::error::{Error, Kind, Result};
 use crate::job::Job;
-use crate::model::manifest::Manifest;
+use crate::model::manifest::{Layer, Manifest, StateSpec};
 use crate::plan::{self, Limits, StateBytes, States};
 use crate::request::RowFacts;
 use crate::store::{self, PageCache, ScratchFile, StateSpace};
@@ -14,6 +14,27 @@ use crate::units::show_bytes;
 
 /// Of what a disk has free, states leave a part for answers and for others: 9 of 10 are theirs.
 const SHARE: (u64, u64) = (9, 10);
+
+const FLOAT: u64 = 4;
+
+/// What a sequence leaves behind.
+pub fn state_bytes(manifest: &Manifest) -> StateBytes {
+    let fixed =
+        || manifest.states.iter().filter_map(|spec| if let StateSpec::Fixed { floats, log } = *spec { Some((floats, log)) } else { None });
+    let appended = |layer: &Layer| {
+        let states = &manifest.states[layer.states.start as usize..layer.states.end as usize];
+        states.iter().map(|spec| if let StateSpec::Appended(floats) = *spec { floats } else { 0 }).sum::<usize>()
+    };
+    let bytes = |floats: usize| floats as u64 * FLOAT;
+    StateBytes {
+        fixed: bytes(manifest.fixed_floats()),
+        a_token: bytes(manifest.token_floats()),
+        log: bytes(fixed().map(|(_, log)| log).sum()),
+        piece: bytes(fixed().map(|(floats, _)| floats).max().unwrap_or(0)),
+        piece_log: bytes(fixed().map(|(_, log)| log).max().unwrap_or(0)),
+        layer_token: bytes(manifest.layers.iter().map(appended).max().unwrap_or(0)),
+    }
+}
 
 /// The folder for states: the one that the job names, else the job's own.
 fn folder(job: &Job) -> &Path {

@@ -195,11 +195,11 @@ fn values_out_of_range_or_of_another_type_name_the_key() {
 
 #[test]
 fn what_is_not_built_is_refused_by_name() {
-    for set in ["engine.precision=bf16", "engine.kernel=amx", "engine.kernel=avx512bf16", "plan.grouping=overlap", "plan.grouping=auto"] {
+    for set in ["engine.precision=bf16", "engine.kernel=amx", "engine.kernel=avx512bf16"] {
         let error = with(set).expect_err(set);
         assert!(error.message.contains("is not built in this version; use \""), "{}", error.message);
     }
-    for set in ["engine.predict=true", "sampling.structured_outputs={choice = ['a']}", "sampling.structured_outputs.json=x"] {
+    for set in ["sampling.structured_outputs={choice = ['a']}", "sampling.structured_outputs.json=x"] {
         assert!(with(set).expect_err(set).message.contains("is not built in this version"), "{set}");
     }
     assert_eq!(with("engine.kernel=auto").expect("a choice").engine.kernel, None);
