@@ -15,7 +15,7 @@ use clap::Parser;
 use nightshift::memory::Ledger;
 use nightshift::plan::{
     Allotment, FOOTPRINT_ENTRIES, Footprint, FootprintSize, Foresight, Grouping, Known, Loads, Predictor, PredictorKind, Routed, Schedule,
-    StateBytes, States, Table, TableShape, Walkers, compare, footprint, loads, order, prompt_use,
+    StateBytes, States, Table, TableShape, Walkers, Wave, compare, footprint, loads, order, prompt_use,
 };
 use nightshift::request::RowFacts;
 use nightshift::routes::{NO_EXPERT, Routes, Widths};
@@ -37,6 +37,9 @@ struct Args {
     /// Places that must be free before sequences are admitted that wait.
     #[arg(long, default_value_t = 1)]
     cohort: usize,
+    /// Shows what the learned predictor expects of waves of so many beside what they load.
+    #[arg(long)]
+    plot: Option<usize>,
     /// Prompt rows of a sweep.
     #[arg(long, default_value_t = 2048)]
     rows: usize,
@@ -84,6 +87,10 @@ fn run(args: &Args) -> nightshift::error::Result<()> {
         .map(|i| Ok(table.predict(&spool.get((i + routed.1) as u64)?.prompt, FOOTPRINT_ENTRIES)))
         .collect::<nightshift::error::Result<_>>()?;
     let tables: Arc<[Footprint]> = if table.is_empty() { Arc::default() } else { tables.into() };
+    if let Some(wave) = args.plot {
+        plot(&routed, wave);
+        return Ok(());
+    }
     println!(
         "{} requests, predictors have seen {} before; loads a token, and in brackets the share of what perfect knowledge saves\n",
         routed.requests(),
@@ -144,6 +151,45 @@ fn line_together(routed: &Behind<'_>, tables: &Arc<[Footprint]>, wave: usize) {
         print!(" {} |", shown(by(&(0..count).map(of).collect::<Vec<_>>())));
     }
     println!(" {:.2} | {:.2} |", perfect / rows, loads_together(routed, &input) as f64 / rows);
+}
+
+/// Expected unions beside what the middle rows of the waves' answers load, in ten bands of as many waves: random waves and grouped ones together.
+fn plot(routed: &Behind<'_>, wave: usize) {
+    const BANDS: usize = 10;
+    let widths = routed.widths();
+    let predictor = predictors(routed).into_iter().find(|predictor| predictor.name() == "learned").expect("one of them");
+    let of = |i: u64| predictor.predict(&Known { prompt: Some(&prompt_use(widths, routed.prompt(i), routed.next(i))), table: None });
+    let expected: Vec<Footprint> = (0..routed.requests() as u64).map(of).collect();
+    let grouped = order(&expected.iter().collect::<Vec<_>>(), &[], wave);
+    let mut waves = Vec::new();
+    for order in [shuffled(expected.len() as u32, 1), grouped] {
+        for wave in order.chunks_exact(wave) {
+            let mut union = Wave::default();
+            wave.iter().for_each(|&i| union.add(&expected[i as usize]));
+            let answers: Vec<&[u16]> = wave.iter().map(|&i| routed.answer(u64::from(i))).filter(|answer| !answer.is_empty()).collect();
+            waves.push((union.union(), middle_loads(widths, &answers)));
+        }
+    }
+    waves.sort_by(|a, b| a.0.total_cmp(&b.0));
+    println!("| expected union | loaded in a sweep, mean | |\n|---|---|---|");
+    for band in waves.chunks(waves.len().div_ceil(BANDS)) {
+        let mean = |of: &dyn Fn(&(f32, u64)) -> f64| band.iter().map(of).sum::<f64>() / band.len() as f64;
+        let (expected, loaded) = (mean(&|w| f64::from(w.0)), mean(&|w| w.1 as f64));
+        println!("| {expected:.0} | {loaded:.0} | {} |", "#".repeat((loaded / 5.0) as usize));
+    }
+}
+
+/// Distinct blocks of some answers' middle rows.
+fn middle_loads(widths: Widths, answers: &[&[u16]]) -> u64 {
+    let mut used = std::collections::BTreeSet::new();
+    for answer in answers {
+        let rows = answer.len() / widths.row();
+        for (layer, ids) in answer.chunks_exact(widths.row()).nth(rows / 2).unwrap_or(&[]).chunks_exact(widths.chosen as usize).enumerate()
+        {
+            used.extend(ids.iter().filter(|id| **id != NO_EXPERT).map(|id| (layer, *id)));
+        }
+    }
+    used.len() as u64
 }
 
 /// Expert loads of requests that go through together, a token each at a time.
