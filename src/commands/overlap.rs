@@ -12,8 +12,8 @@ use crate::spool::Spool;
 
 /// Layers by whose routing `probe` goes: one of eight.
 const PROBED_PART: usize = 8;
-/// More rows than these are not looked up in the table: its word is worth less than their prompts', and costs as much memory.
-const TABLED_ROWS: usize = 100_000;
+/// What the table says of all rows takes one part of so many of the memory at most: its word is worth less than their prompts'.
+const TABLES_PART: u64 = 32;
 
 /// What was decided.
 pub struct Who {
@@ -34,7 +34,14 @@ impl Who {
 ///
 /// # Errors
 /// The spool cannot be read.
-pub fn decide(job: &Job, manifest: &Manifest, profile: &Profile, allotment: &Allotment, rows: &[RowFacts], spool: &Spool) -> Result<Who> {
+pub fn decide(
+    job: &Job,
+    manifest: &Manifest,
+    profile: &Profile,
+    (allotment, budget_bytes): (&Allotment, u64),
+    rows: &[RowFacts],
+    spool: &Spool,
+) -> Result<Who> {
     let grouping = match job.grouping {
         Some(grouping) if grouping != Grouping::Overlap => return Ok(Who::without(grouping, "as the job says")),
         named => named,
@@ -61,11 +68,19 @@ pub fn decide(job: &Job, manifest: &Manifest, profile: &Profile, allotment: &All
         Predict::Learned => PredictorKind::Learned,
         Predict::Probe => PredictorKind::Probe { blocks: first_blocks(manifest) },
     };
-    let uses_table = matches!(kind, PredictorKind::Auto | PredictorKind::Table) && rows.len() <= TABLED_ROWS && !profile.table.is_empty();
+    let uses_table = matches!(kind, PredictorKind::Auto | PredictorKind::Table) && tables_bytes(profile, manifest, rows, budget_bytes) > 0;
     let tables = if uses_table { tables(profile, rows, spool)? } else { Arc::default() };
     let known = if measured { "measured in earlier runs" } else { "not yet measured with this model" };
     let why = format!("expected to save {:.0} % of the expert loads of random waves ({known})", 100.0 * saving);
     Ok(Who { grouping: Grouping::Overlap, foresight: Some(Foresight::Predicted { predictor: Predictor::new(kind, size), tables }), why })
+}
+
+/// What the table takes with what it says of all rows; 0 where it says nothing, or that would be too much.
+pub fn tables_bytes(profile: &Profile, manifest: &Manifest, rows: &[RowFacts], budget_bytes: u64) -> u64 {
+    let blocks: usize = manifest.blocks().map(|(_, blocks)| blocks.count).sum();
+    let footprint = (blocks.min(FOOTPRINT_ENTRIES) * size_of::<u32>()) as u64;
+    let bytes = profile.table.shape().table_bytes(u64::MAX) + rows.len() as u64 * footprint;
+    if profile.table.is_empty() || bytes > budget_bytes / TABLES_PART { 0 } else { bytes }
 }
 
 /// Blocks of the first layers that route.

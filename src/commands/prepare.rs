@@ -71,12 +71,18 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let tokens = rows.iter().filter(|row| !row.is_idle()).map(|row| u64::from(row.prompt_tokens)).sum();
     limits.profile_bytes = profile::shape(manifest).table_bytes(tokens);
     if grouping == Grouping::Overlap {
-        limits.saving = Some(profile.expected_saving(limits.wave.unwrap_or(rows.len())).0);
-        limits.profile_bytes += if profile.table.is_empty() { 0 } else { profile.table.shape().table_bytes(u64::MAX) };
+        limits.saving = Some(profile.expected_saving(limits.wave.unwrap_or(USUAL_WAVE)).0);
+        limits.profile_bytes += overlap::tables_bytes(&profile, manifest, &rows, budget_bytes);
     }
     scratch::refuse_none(job, &limits)?;
     let allotment = plan::allot(&rows, grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
-    let who = overlap::decide(job, manifest, &profile, &allotment, &rows, &input.spool)?;
+    let who = overlap::decide(job, manifest, &profile, (&allotment, budget_bytes), &rows, &input.spool)?;
+    let allotment = if who.grouping == grouping {
+        allotment
+    } else {
+        (limits.saving, limits.profile_bytes) = (None, profile::shape(manifest).table_bytes(tokens));
+        plan::allot(&rows, who.grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, ""))?
+    };
     let mut schedule = Schedule::new(rows, who.grouping, allotment, facts.state);
     if let Some(foresight) = who.foresight {
         schedule = schedule.by_overlap(foresight);
@@ -86,6 +92,9 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
         Prepared { config: blake3::hash(&config), identity, learned, why, model, tokenizer, input, facts, limits, schedule, kernels };
     Ok((prepared, checkpoint))
 }
+
+/// The wave for which a saving is looked up before the wave is known.
+const USUAL_WAVE: usize = 32;
 
 /// Rows that an expert has at a time where arithmetic decides.
 const EXPERT_ROWS: f64 = 64.0;

@@ -11,6 +11,9 @@ const TABLE: &str = "routing-table";
 const SAVINGS: &str = "overlap.json";
 /// No file of these is longer.
 const BYTES_MAX: u64 = 80 << 20;
+const SAVINGS_BYTES_MAX: u64 = 64 << 10;
+/// A run of fewer answer tokens shows nothing.
+const TOKENS_MIN: u64 = 1000;
 /// A saving counts if it is so many standard deviations of a random order.
 const DEVIATIONS: f64 = 2.0;
 /// What is expected to be saved where nothing was measured: half of what was published for a predictor that was trained.
@@ -41,6 +44,7 @@ struct Saving {
 #[derive(Debug, Clone, Copy)]
 pub struct Shown {
     pub wave: usize,
+    pub tokens: u64,
     pub ran: u64,
     pub random: f64,
     pub random_sd: f64,
@@ -51,8 +55,8 @@ impl Profile {
     pub fn load(learned: &Learned, manifest: &Manifest) -> Self {
         let shape = shape(manifest);
         let table = learned.read(TABLE, BYTES_MAX).and_then(|bytes| Table::from_bytes(&bytes, shape).ok());
-        let savings = learned.read(SAVINGS, BYTES_MAX).and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Profile { table: table.unwrap_or_else(|| Table::new(shape)), savings: savings.unwrap_or_default() }
+        let savings = learned.read(SAVINGS, SAVINGS_BYTES_MAX).map_or_else(Vec::new, |bytes| savings(&bytes));
+        Profile { table: table.unwrap_or_else(|| Table::new(shape)), savings }
     }
 
     /// The part of loads that grouping waves of this size is expected to save, 0 where it was shown to be noise; and whether that was measured.
@@ -73,15 +77,22 @@ impl Profile {
             table.to_bytes()
         };
         let added = |old: Option<&[u8]>| {
-            let mut savings: Vec<Saving> = old.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or_default();
-            if let Some(shown) = shown {
+            let mut savings = old.map_or_else(Vec::new, savings);
+            if let Some(shown) = shown.filter(|shown| shown.tokens >= TOKENS_MIN) {
                 add(&mut savings, shown);
             }
             serde_json::to_vec(&savings).unwrap_or_default()
         };
         let table = if seen.is_empty() { Ok(()) } else { learned.update(TABLE, BYTES_MAX, &merged) };
-        table.and_then(|()| learned.update(SAVINGS, BYTES_MAX, &added)).err()
+        table.and_then(|()| learned.update(SAVINGS, SAVINGS_BYTES_MAX, &added)).err()
     }
+}
+
+/// Those of a file that make sense; anybody may have written it.
+fn savings(bytes: &[u8]) -> Vec<Saving> {
+    let savings: Vec<Saving> = serde_json::from_slice(bytes).unwrap_or_default();
+    let makes_sense = |s: &Saving| (-1.0..1.0).contains(&s.saved) && s.sd.is_finite() && s.sd >= 0.0 && (1..=RUNS_MAX).contains(&s.runs);
+    savings.into_iter().filter(makes_sense).collect()
 }
 
 fn bucket(wave: usize) -> u64 {
@@ -96,7 +107,7 @@ fn add(savings: &mut Vec<Saving>, shown: Shown) {
         savings.len() - 1
     });
     let saving = &mut savings[at];
-    saving.runs = (saving.runs + 1).min(RUNS_MAX);
+    saving.runs = saving.runs.saturating_add(1).min(RUNS_MAX);
     let part = 1.0 / f64::from(saving.runs);
     saving.saved += (saved - saving.saved) * part;
     saving.sd += (sd - saving.sd) * part;
@@ -119,12 +130,22 @@ mod tests {
     fn what_was_noise_is_not_expected_again() {
         let mut savings = Vec::new();
         for (wave, ran) in [(7, 90), (8, 80), (100, 99)] {
-            add(&mut savings, Shown { wave, ran, random: 100.0, random_sd: 1.0 });
+            add(&mut savings, Shown { wave, tokens: 1, ran, random: 100.0, random_sd: 1.0 });
         }
         let profile = Profile { table: Table::new(TableShape { vocab: 1, layers: 0, experts: 0, chosen: 0 }), savings };
         let (saved, measured) = profile.expected_saving(5);
         assert!((saved - 0.15).abs() < 1e-9 && measured);
         assert_eq!(profile.expected_saving(65), (0.0, true), "less than chance explains");
         assert_eq!(profile.expected_saving(16), (UNKNOWN, false));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_not_believed() {
+        let of = |saved: &str, sd: &str, runs: &str| {
+            savings(format!(r#"[{{"wave":8,"saved":{saved},"sd":{sd},"runs":{runs}}}]"#).as_bytes()).len()
+        };
+        assert_eq!(of("0.1", "0.01", "3"), 1);
+        assert_eq!([of("1.5", "0.01", "3"), of("0.1", "-1", "3"), of("0.1", "0.01", "4294967295"), of("0.1", "0.01", "0")], [0; 4]);
+        assert!(savings(b"[{").is_empty() && savings(b"\xff").is_empty());
     }
 }

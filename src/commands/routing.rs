@@ -53,6 +53,7 @@ impl<'a> Recording<'a> {
             compared.filter(|compared| schedule.overlap().is_some() && compared.rows == tally.answer_rows && compared.random > 0.0);
         let shown = grouped.map(|compared| Shown {
             wave: allotment.wave,
+            tokens: tally.answer_rows,
             ran: tally.answer_expert_loads,
             random: compared.random,
             random_sd: compared.random_sd,

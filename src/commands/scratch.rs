@@ -83,8 +83,13 @@ pub fn facts(
 /// Refused: what is free, and what a sequence takes.
 pub fn refuse_none(job: &Job, limits: &Limits) -> Result<()> {
     let scratch = &limits.scratch;
-    if limits.states.is_none_or(|states| states == States::Memory) || scratch.slot_bytes <= scratch.free_bytes {
+    if limits.states.is_none_or(|states| states == States::Memory) || scratch.slots() > 0 {
         return Ok(());
+    }
+    if scratch.write_limit_bytes == Some(0) {
+        return Err(Error::refused(
+            "engine.states wants states on disk, and engine.scratch_write_limit = 0 forbids that: leave one of them out",
+        ));
     }
     Err(Error::refused(format!(
         "engine.states wants states on disk, but the longest row's take {} and {} has {} for them; name another folder with engine.scratch",

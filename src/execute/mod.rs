@@ -28,7 +28,7 @@ use fold::{Fold, Want};
 use order::{Order, Turns};
 use sequence::Sequence;
 use span::{Beside, SpanRows, SpanStates};
-use trace::{Counter, Trace};
+use trace::{Counter, Trace, Uses};
 
 pub use trace::{Recorder, routing_widths, row_trace_bytes, uses_bytes};
 
@@ -112,7 +112,7 @@ pub fn run(schedule: &mut Schedule, engine: &Engine<'_>, sink: &mut dyn Sink, re
         }
     }
     let mut outcome = Outcome::default();
-    while let Some(sweep) = schedule.next(&outcome) {
+    while let Some(sweep) = schedule.next(&std::mem::take(&mut outcome)) {
         outcome = run.sweep(&sweep, sink, recorder)?;
     }
     Ok(run.tally)
@@ -129,6 +129,10 @@ struct Run<'a> {
     spare: Vec<Vec<Vec<f32>>>,
     drawing: sample::Scratch,
     counter: Counter,
+    /// The plan wants to know what prompts and answers use.
+    foretells: bool,
+    /// Log records that a state on disk may have behind it.
+    records: usize,
     /// Of the last sweep.
     trace: Trace,
     tally: Tally,
@@ -145,6 +149,8 @@ impl<'a> Run<'a> {
             spare: Vec::new(),
             drawing: sample::Scratch::default(),
             counter: Counter::new(engine.model.manifest()),
+            foretells: schedule.overlap().is_some(),
+            records: schedule.state().whole_every() as usize - 1,
             trace: Trace::default(),
             tally: Tally::default(),
         })
@@ -254,13 +260,16 @@ impl<'a> Run<'a> {
             flying.push(self.sequences.remove(&span.slot).expect("the plan's spans are of sequences that it admitted"));
         }
         let spans = spans_of(sweep, &mut flying);
-        let beside = Beside { bytes: plan::SIDE_BY_SIDE_BYTES as usize / self.walkers.most };
+        let beside = Beside { bytes: plan::SIDE_BY_SIDE_BYTES as usize / self.walkers.most, records: self.records };
         let shares = share::cut(spans, wants, self.walkers);
         let walked: Result<Vec<_>> = shares.into_par_iter().with_max_len(1).map(|share| share.walk(self.engine, turns, beside)).collect();
         self.sequences.extend(sweep.spans.iter().map(|span| span.slot).zip(flying));
         let walked = walked?;
         if let Some(states) = self.engine.states {
             states.settle()?;
+            for span in sweep.spans.iter().filter(|span| span.from == Home::Scratch && span.home != Home::Scratch) {
+                states.release(span.slot as u32);
+            }
             self.tally.states = states.counters();
         }
         let mut walked = walked.into_iter();
@@ -284,11 +293,14 @@ impl<'a> Run<'a> {
         for (span, ids) in sweep.spans.iter().zip(traced) {
             let sequence = self.sequences.get_mut(&span.slot).expect("the plan's spans are of sequences that it admitted");
             let (prompt_len, first) = (sequence.prompt_len(), span.positions.start as usize);
-            self.counter.add(&mut sequence.uses, prompt_len, first, ids);
+            if self.foretells {
+                self.counter.add(&mut sequence.uses, prompt_len, first, ids);
+            }
             self.counter.record(recorder, span.row, prompt_len, first, ids, |position| sequence.token(position));
             if sequence.has_ended() {
                 outcome.answered.extend(self.counter.answer(&mut sequence.uses).map(|uses| (span.slot, uses)));
-            } else if first < prompt_len && span.positions.end as usize >= prompt_len {
+                sequence.uses = Uses::default();
+            } else if self.foretells && first < prompt_len && span.positions.end as usize >= prompt_len {
                 let next = Some(sequence.token(prompt_len)); // it has not ended, so there is one
                 outcome.read.push((span.slot, self.counter.prompt(&mut sequence.uses, next)));
             }

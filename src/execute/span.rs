@@ -154,13 +154,15 @@ fn copy(bytes: &[u8], to: &mut [f32]) {
 pub struct Beside {
     /// Bytes of those that are not in memory already.
     pub bytes: usize,
+    /// Log records that come with each, at most.
+    pub records: usize,
 }
 
 impl Beside {
     /// Of the first of `spans` so many.
     pub fn spans(self, spans: &[SpanRows<'_>], spec: StateSpec) -> usize {
-        let StateSpec::Fixed { floats, .. } = spec else { return spans.len() };
-        let most = (self.bytes / (floats * size_of::<f32>()).max(1)).max(1);
+        let StateSpec::Fixed { floats, log } = spec else { return spans.len() };
+        let most = (self.bytes / ((floats + self.records * log) * size_of::<f32>()).max(1)).max(1);
         let mut passing = 0;
         let fits = |span: &&SpanRows<'_>| {
             passing += usize::from(span.states.home != Home::Memory || span.states.from == Home::Scratch);

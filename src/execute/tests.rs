@@ -21,7 +21,7 @@ use crate::learned::Learned;
 use crate::memory::Ledger;
 use crate::model::manifest::{PANEL_BYTES, StateId, StateSpec, WeightId};
 use crate::model::{self, Expert, Feed, Mix, Routing, Stream};
-use crate::plan::{Allotment, Grouping, Home, StateBytes, States as Placing, Walkers};
+use crate::plan::{Allotment, FootprintSize, Foresight, Grouping, Home, Predictor, PredictorKind, StateBytes, States as Placing, Walkers};
 use crate::request::{Fault, Request, RowFacts, Sampling};
 use crate::scratch::Buffer;
 use crate::spool::SpoolWriter;
@@ -141,10 +141,12 @@ struct Parking {
     states: Placing,
     more: usize,
     refill: usize,
+    /// How many places must be free before others decode.
+    cohort: usize,
     whole_every: u32,
 }
 
-const IN_MEMORY: Parking = Parking { states: Placing::Memory, more: 0, refill: 1, whole_every: 1 };
+const IN_MEMORY: Parking = Parking { states: Placing::Memory, more: 0, refill: 1, cohort: 1, whole_every: 1 };
 
 impl Bench {
     fn new(checkpoint: &Path, requests: &[Request]) -> Self {
@@ -181,7 +183,7 @@ impl Bench {
             wave,
             pool: wave + self.parking.more,
             refill: self.parking.refill,
-            cohort: 1,
+            cohort: self.parking.cohort,
             prefill_rows,
             states: self.parking.states,
             // Of those on disk some come into memory: a place each.
@@ -194,7 +196,13 @@ impl Bench {
             kept_blocks: 0,
             walkers: Walkers { most: walkers, rows: 4 },
         };
-        Schedule::new(self.rows.clone(), grouping, allotment, state)
+        let schedule = Schedule::new(self.rows.clone(), grouping, allotment, state);
+        if grouping != Grouping::Overlap {
+            return schedule;
+        }
+        let blocks = self.model.manifest().blocks().map(|(_, blocks)| blocks.count as u32).sum();
+        let predictor = Predictor::new(PredictorKind::Auto, FootprintSize { blocks, most: 4096 });
+        schedule.by_overlap(Foresight::Predicted { predictor, tables: std::sync::Arc::default() })
     }
 
     /// All events, by row, and the tally.
@@ -312,7 +320,8 @@ fn logits_of(bench: &Bench, prompt: &[u32]) -> (Vec<f32>, Vec<Routing>) {
     let states = SpanStates { slot: 0, positions, from: Home::Nowhere, home: Home::Memory, kept: &mut states, held: Vec::new() };
     let spans = vec![SpanRows { rows: 0..prompt.len(), first: 0, ids: prompt.to_vec(), of_answer: false, states }];
     let wanted = (0..prompt.len()).collect();
-    let mut feed = Recorder { inner: SweepFeed::new(&engine, spans, wanted, TURNS, Beside { bytes: 1 << 20 }), routings: Vec::new() };
+    let mut feed =
+        Recorder { inner: SweepFeed::new(&engine, spans, wanted, TURNS, Beside { bytes: 1 << 20, records: 0 }), routings: Vec::new() };
     for layer in 0..manifest.layers.len() {
         feed.inner.enter(layer);
         bench.model.layer(layer, &mut stream, &mut feed).expect("a layer");
@@ -374,13 +383,26 @@ fn states_on_disk_do_not_change_a_bit() {
         let mut bench = Bench::new(&folder.join("checkpoint"), &requests);
         let expected = bits(&bench.run(Kernels::detect(), 1, Grouping::Input, 4, 1000).0);
         for (states, whole_every) in [(Placing::Parked, 1), (Placing::Parked, 3), (Placing::Passing, 1), (Placing::Passing, 3)] {
-            bench.parking = Parking { states, more: 2, refill: 2, whole_every };
+            bench.parking = Parking { states, more: 2, refill: 2, cohort: 1, whole_every };
             for (threads, wave, chunk) in [(2, 2, 7), (1, 1, 1000), (2, 4, 1)] {
                 let (events, tally) = bench.run(Kernels::detect(), threads, Grouping::Input, wave, chunk);
                 assert_eq!(bits(&events), expected, "{} {states:?} {whole_every} {threads} {wave} {chunk}", folder.display());
                 let went = tally.states.read_bytes > 0 && tally.states.written_bytes > 0;
                 assert!(went || wave == 4 && states == Placing::Parked, "states go to disk unless all have a place in memory");
             }
+        }
+    }
+}
+
+#[test]
+fn a_place_on_disk_serves_one_sequence_after_another() {
+    let requests: Vec<_> = (0..6).map(|i| request(i, (0..9 + i as u32).map(|p| p * 7 % 380).collect(), 4)).collect();
+    let mut bench = Bench::new(&fixture("goldens/tiny/checkpoint"), &requests);
+    let expected = bits(&bench.run(Kernels::detect(), 1, Grouping::Input, 6, 1000).0);
+    for states in [Placing::Parked, Placing::Passing] {
+        bench.parking = Parking { states, more: 1, refill: 4, cohort: 1, whole_every: 2 };
+        for grouping in [Grouping::Input, Grouping::Overlap] {
+            assert_eq!(bits(&bench.run(Kernels::detect(), 1, grouping, 1, 1000).0), expected, "{states:?} {grouping:?}");
         }
     }
 }
@@ -413,9 +435,9 @@ proptest! {
         chunk in 1usize..70,
         threads in 1usize..3,
         kept in (0u64..400, 0u64..250),
-        parking in (prop::sample::select(vec![Placing::Memory, Placing::Parked, Placing::Passing]), 0usize..9, 1usize..9, 1u32..6),
+        parking in (prop::sample::select(vec![Placing::Memory, Placing::Parked, Placing::Passing]), 0usize..9, 1usize..9, 1usize..9, 1u32..6),
         reading in (1usize..9, 12usize..20, prop::sample::select(vec![Method::Uring, Method::Threads]), any::<bool>()),
-        grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
+        grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random, Grouping::Overlap]),
     ) {
         let requests: Vec<_> = seeds.iter().enumerate().map(|(i, &(len, max, seed, drawn))| {
             let mut r = request(i, (0..len as u32).map(|p| seed.wrapping_mul(2 * p + 1) % 512).collect(), max);
@@ -441,8 +463,8 @@ proptest! {
             Err(_) if method == Method::Uring => weights(&checkpoint, &*bench.model, keep),
             opened => opened.expect("it can be read"),
         };
-        let (states, more, refill, whole_every) = parking;
-        bench.parking = Parking { states, more, refill, whole_every };
+        let (states, more, refill, cohort, whole_every) = parking;
+        bench.parking = Parking { states, more, refill, cohort, whole_every };
         let (events, tally) = bench.run(Kernels::detect(), threads, grouping, wave, chunk);
         prop_assert_eq!(bits(&events), bits(&solo));
         prop_assert_eq!(tally.rows_done, requests.len() as u64);

@@ -125,7 +125,9 @@ impl Share<'_> {
         let of = |states| self.least(Placed { wave: 1, pool: 1, prefill_rows: 1, states });
         let memory = of(States::Memory);
         let passing = (self.needs.kept.sequences > 0 && self.limits.scratch.slots() > 0).then(|| of(States::Passing));
-        [Some(memory), passing].into_iter().flatten().min_by_key(|sizes| self.build(*sizes).ledger.total()).unwrap_or(memory)
+        let both = [Some(memory), passing].into_iter().flatten();
+        both.min_by_key(|sizes| (self.limits.states.is_some_and(|only| only != sizes.states), self.build(*sizes).ledger.total()))
+            .unwrap_or(memory)
     }
 
     /// What is asked for, and what it leaves shared out; none if it does not fit. No stage gets anything before the one ahead of it has

@@ -118,7 +118,9 @@ impl Choice<'_> {
         let mut candidates = Vec::new();
         for wave in waves(self.needs, wave_max) {
             let judged = many.as_ref().filter(|_| is_wide(wave)).unwrap_or(&few);
-            for (states, pool) in self.placings(wave) {
+            for (states, pools) in self.placings(wave) {
+                let fits = |pool: &u64| settle(Placed { wave, pool: *pool, prefill_rows: 1, states }).is_some();
+                let Some(pool) = pools.into_iter().find(fits) else { continue };
                 let at = |prefill_rows| Placed { wave, pool, prefill_rows, states };
                 let fitting = rows_of(self.needs, wave, pool, rows_max).into_iter().map_while(|rows| settle(at(rows)));
                 candidates.extend(fitting.map(|sizes| Candidate { sizes, bound: self.bound(judged, &sizes), judged }));
@@ -140,17 +142,24 @@ impl Choice<'_> {
         best.map(|(cost, candidate)| self.refilled(cost, candidate))
     }
 
-    /// Where the states of so many that decode together may lie, and how many may have begun.
-    fn placings(&self, wave: u64) -> Vec<(States, u64)> {
+    /// Where the states of so many that decode together may lie, and how many may have begun: the first that fits.
+    fn placings(&self, wave: u64) -> Vec<(States, Vec<u64>)> {
         let kept = self.needs.kept.sequences.max(1);
-        let mut placings = vec![(States::Memory, wave)];
+        let mut placings = vec![(States::Memory, vec![wave])];
         if kept > wave {
-            placings.push((States::Memory, kept));
+            placings.push((States::Memory, vec![kept]));
+        }
+        if self.needs.kept.sequences == 0 {
+            return placings; // nothing is left behind, wherever that would lie
         }
         let on_disk = kept.min(self.limits.scratch.slots());
-        if self.needs.kept.sequences > 0 && on_disk >= wave {
-            placings.push((States::Passing, on_disk));
-            placings.extend((on_disk > wave).then_some((States::Parked, on_disk)));
+        if on_disk >= wave {
+            // What is known of those that wait takes memory: the largest pool that fits.
+            let pools = std::iter::once(on_disk).chain([64, 16, 8, 4, 2, 1].map(|times| wave * times)).filter(|pool| *pool <= on_disk);
+            let pools: Vec<u64> = pools.collect();
+            let allowed = |states| self.limits.scratch.allows(self.m.state.written_in_all(states, self.needs));
+            placings.extend(allowed(States::Passing).then(|| (States::Passing, pools.clone())));
+            placings.extend((on_disk > wave && allowed(States::Parked)).then_some((States::Parked, pools)));
         }
         placings.retain(|(states, _)| self.limits.states.is_none_or(|only| only == *states));
         placings
@@ -168,7 +177,9 @@ impl Choice<'_> {
             let sizes = Sizes { refill, ..sizes };
             (self.cost(&Candidate { sizes, bound: f64::INFINITY, judged }), sizes)
         });
-        std::iter::once((cost, sizes)).chain(later).min_by(|a, b| a.0.total_cmp(&b.0)).map_or(sizes, |(_, sizes)| sizes)
+        // Of equals the most: the sample may be smaller than the pool, and one prompt alone is never worth a sweep.
+        let [half, all] = later;
+        [all, half, (cost, sizes)].into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).map_or(sizes, |(_, sizes)| sizes)
     }
 
     fn weights(&self, sizes: &Sizes) -> Weights {
@@ -187,7 +198,9 @@ impl Choice<'_> {
         let (rows, sweeps) = ((sizes.prefill_rows + sizes.wave) as f64, judged.sweeps(sizes));
         let positions = judged.needs.positions as f64;
         let [streamed, kept] = weights.union(rows).map(|bytes| positions / rows * bytes * self.grouped(sizes));
-        let read = positions * weights.embedding_row as f64 + sweeps * weights.trunk(0) as f64 + streamed;
+        let answers = (judged.needs.positions - judged.needs.prompt_tokens) as f64;
+        let states = if sizes.states == States::Passing { answers * (self.m.state.read(0.0) + self.m.state.written(1)) } else { 0.0 };
+        let read = positions * weights.embedding_row as f64 + sweeps * weights.trunk(0) as f64 + streamed + states;
         let used = (sweeps * (weights.streamed + weights.kept) as f64 + streamed + kept) * USED_PART;
         let computed = judged.needs.positions as f64 * self.m.row_flop as f64 * self.bytes_a_flop();
         // Numbers that are equal but for rounding must not pass for a bound.
@@ -207,19 +220,15 @@ impl Choice<'_> {
         }
         let weights = self.weights(sizes);
         let allotment = build(self.m, self.limits, self.needs, *sizes);
-        let (mut cost, mut written) = (0.0, 0.0);
+        let mut cost = 0.0;
         let flop = self.bytes_a_flop();
         drive(Schedule::new(judged.rows.clone(), self.grouping, allotment, self.m.state), |alike| {
             let grouped = if alike.rows <= sizes.wave { self.grouped(sizes) } else { 1.0 };
             let [streamed, kept] = weights.union(alike.rows as f64).map(|bytes| bytes * grouped);
             let read = weights.trunk(alike.rows) as f64 + streamed + alike.state_read + alike.state_written;
             let used = ((weights.streamed + weights.kept) as f64 + streamed + kept) * USED_PART;
-            written += alike.sweeps as f64 * alike.state_written;
             cost += alike.sweeps as f64 * (read.max(alike.flop(self.m) * flop) + used);
         });
-        if self.limits.scratch.write_limit_bytes.is_some_and(|most| written * judged.scale > most as f64) {
-            return f64::INFINITY;
-        }
         (self.once(&weights) + cost * judged.scale) * waiting(sizes)
     }
 }

@@ -73,7 +73,7 @@ const SEQUENCE_BYTES: u64 = 1024;
 const TOKEN_BYTES: u64 = 40;
 /// A block of a footprint.
 const ENTRY_BYTES: u64 = 4;
-/// Footprints of one that waits: of its prompt, of the prompt's end, by the table, and what is expected of it.
+/// Footprints of one that waits: of its prompt, of the prompt's end, what is expected of it, and what is while that is made anew.
 const FOOTPRINTS: u64 = 4;
 /// States on disk that are on their way at once, either way.
 const PASSING_PIECES: u64 = 8;
@@ -225,8 +225,12 @@ fn reserve_sequences(ledger: &mut Ledger, m: &ModelFacts, limits: &Limits, needs
     let waiting = if limits.saving.is_some() && pool > wave { pool } else { 0 };
     let footprint = (m.block_count() * ENTRY_BYTES).min(FOOTPRINT_ENTRIES as u64 * ENTRY_BYTES);
     let learning = if waiting > 0 { predictor_bytes(footprint) } else { 0 };
-    let footprints =
-        counted.saturating_mul(m.uses_bytes).saturating_add(waiting.saturating_mul(FOOTPRINTS * footprint)).saturating_add(learning);
+    // A sweep's prompts are told of in two footprints each.
+    let told = if waiting > 0 { wanted(needs, sizes).saturating_mul(2 * footprint) } else { 0 };
+    let footprints = told
+        .saturating_add(counted.saturating_mul(m.uses_bytes))
+        .saturating_add(waiting.saturating_mul(FOOTPRINTS * footprint))
+        .saturating_add(learning);
     ledger.reserve("footprints", footprints, "which experts each sequence has used that decodes, or is expected to use that waits");
     ledger.reserve("profile", limits.profile_bytes, "which experts tokens use, for later jobs");
 }

@@ -135,8 +135,8 @@ impl Overlap {
         self.ended >= self.reordered_at && matches!(self.foresight, Foresight::Predicted { .. })
     }
 
-    /// The order of `rows`, which wait, for waves of so many.
-    pub fn order(&mut self, rows: &[u32], wave: usize) -> Vec<u32> {
+    /// The order of `rows`, which wait, for waves of so many; `tokens` is what each may generate at most.
+    pub fn order(&mut self, rows: &[u32], tokens: &[u32], wave: usize) -> Vec<u32> {
         while self.reordered_at <= self.ended {
             self.reordered_at *= REORDERED_TIMES;
         }
@@ -149,6 +149,6 @@ impl Overlap {
         }
         let none = Footprint::default();
         let footprints: Vec<&Footprint> = rows.iter().map(|row| self.seen.get(row).map_or(&none, |seen| &seen.expected)).collect();
-        group::order(&footprints, &[], wave).into_iter().map(|i| rows[i as usize]).collect()
+        group::order(&footprints, tokens, wave).into_iter().map(|i| rows[i as usize]).collect()
     }
 }

@@ -4,7 +4,8 @@
 //! can be, in the grouping's order, and the answers at hand ride along. A sequence whose prompt is through waits until the wave has a place
 //! for it; where its states wait is said in each span ([`super::Home`]).
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use super::overlap::{Foresight, Overlap};
 use super::{Allotment, Home, Outcome, Span, StateBytes, States, Sweep};
@@ -35,6 +36,11 @@ impl Grouping {
     }
 }
 
+/// Those that wait are put in order again when one of so many is new...
+const NEW_PART: usize = 4;
+/// ...and one so often that nobody waits for ever.
+const ORDERED_MOST: u8 = 3;
+
 /// A sequence in flight.
 #[derive(Debug, Clone)]
 struct Active {
@@ -42,6 +48,8 @@ struct Active {
     row: u32,
     /// Its place in the order in which those that wait decode.
     rank: u64,
+    /// How often it has been put in order while it waited.
+    ordered: u8,
     /// Positions that have been through the model.
     done: u32,
     /// What its states take in memory, wherever they lie.
@@ -66,8 +74,9 @@ pub struct Schedule {
     wave: Vec<Active>,
     /// Prompts are read until no more can be admitted.
     in_bulk: bool,
-    /// As many have been read as there is room for, since those that wait were put in order.
+    /// As many have been read as there is room for, since those that wait were put in order; and how many those are.
     was_read: bool,
+    unordered: usize,
     slots: Slots,
     /// Who shares experts with whom, where that decides.
     overlap: Option<Overlap>,
@@ -81,26 +90,26 @@ pub struct Schedule {
 /// Places of sequences: below the pool's size for those that may wait, behind it for those that end with their prompt.
 #[derive(Debug, Clone)]
 struct Slots {
-    pool: Vec<usize>,
-    beyond: Vec<usize>,
+    pool: BinaryHeap<Reverse<usize>>,
+    beyond: BinaryHeap<Reverse<usize>>,
     made: usize,
     most: usize,
 }
 
 impl Slots {
     fn new(most: usize) -> Self {
-        Slots { pool: (0..most).rev().collect(), beyond: Vec::new(), made: most, most }
+        Slots { pool: (0..most).map(Reverse).collect(), beyond: BinaryHeap::new(), made: most, most }
     }
 
     fn beyond(&mut self) -> usize {
-        self.beyond.pop().unwrap_or_else(|| {
+        self.beyond.pop().map(|slot| slot.0).unwrap_or_else(|| {
             self.made += 1;
             self.made - 1
         })
     }
 
     fn free(&mut self, slot: usize) {
-        if slot < self.most { self.pool.push(slot) } else { self.beyond.push(slot) }
+        if slot < self.most { self.pool.push(Reverse(slot)) } else { self.beyond.push(Reverse(slot)) }
     }
 }
 
@@ -125,6 +134,7 @@ impl Schedule {
             wave: Vec::new(),
             in_bulk: false,
             was_read: false,
+            unordered: 0,
             slots: Slots::new(allotment.pool),
             overlap: None,
             allotment,
@@ -167,7 +177,7 @@ impl Schedule {
     }
 
     /// What a sequence leaves behind.
-    pub(super) fn state(&self) -> StateBytes {
+    pub fn state(&self) -> StateBytes {
         self.state
     }
 
@@ -235,19 +245,24 @@ impl Schedule {
     fn reorder(&mut self) {
         let Some(overlap) = &mut self.overlap else { return };
         let waiting = self.waiting.len() + self.parked.len();
-        let was_read = std::mem::take(&mut self.was_read);
+        let was_read = self.was_read && self.unordered >= self.allotment.wave.max(waiting / NEW_PART);
         if waiting <= 1 || !(was_read || overlap.is_stale()) {
             return;
         }
+        (self.was_read, self.unordered) = (false, 0);
         let all: Vec<Active> =
             std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.parked).into_values()).collect();
-        let order = overlap.order(&all.iter().map(|active| active.row).collect::<Vec<_>>(), self.allotment.wave);
+        // Who has been put in order often enough keeps its place before all others.
+        let (old, new): (Vec<&Active>, Vec<&Active>) = all.iter().partition(|active| active.ordered >= ORDERED_MOST);
+        let rows: Vec<u32> = new.iter().map(|active| active.row).collect();
+        let tokens: Vec<u32> = rows.iter().map(|&row| self.rows[row as usize].max_tokens).collect();
+        let order: Vec<u32> = old.iter().map(|active| active.row).chain(overlap.order(&rows, &tokens, self.allotment.wave)).collect();
         let mut by_row: HashMap<u32, Active> = all.into_iter().map(|active| (active.row, active)).collect();
         let first = self.next_rank;
         self.next_rank += order.len() as u64;
         for (rank, row) in (first..).zip(order) {
-            let active = Active { rank, ..by_row.remove(&row).expect("an order holds each row once") };
-            self.wait(active);
+            let active = by_row.remove(&row).expect("an order holds each row once");
+            self.wait(Active { rank, ordered: active.ordered.saturating_add(1), ..active });
         }
     }
 
@@ -277,8 +292,6 @@ impl Schedule {
         self.reading.retain(&mut stays);
         self.state_used -= bytes;
         self.in_memory -= sequences;
-        self.slots.pool.sort_unstable_by(|a, b| b.cmp(a));
-        self.slots.beyond.sort_unstable_by(|a, b| b.cmp(a));
     }
 
     /// Sequences whose prompts are through wait for their turn.
@@ -286,6 +299,7 @@ impl Schedule {
         let rows = &self.rows;
         let through = |active: &mut Active| active.done >= rows[active.row as usize].prompt_tokens;
         let through: Vec<Active> = self.reading.extract_if(.., through).collect();
+        self.unordered += through.len();
         through.into_iter().for_each(|active| self.wait(active));
     }
 
@@ -426,12 +440,12 @@ impl Schedule {
             if home == Home::Memory {
                 self.take_memory(bytes);
             }
-            (self.slots.pool.pop().expect("looked at just now"), home, bytes)
+            (self.slots.pool.pop().expect("looked at just now").0, home, bytes)
         };
         let rank = self.next_rank;
         self.next_rank += 1;
         self.next += 1;
-        Some(Active { slot, row, rank, done: 0, state_bytes, home })
+        Some(Active { slot, row, rank, ordered: 0, done: 0, state_bytes, home })
     }
 }
 
@@ -451,7 +465,7 @@ fn mix(i: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Walkers;
+    use super::super::{Footprint, PromptUse, Walkers};
     use super::*;
     use crate::memory::Ledger;
     use proptest::prelude::*;
@@ -490,6 +504,9 @@ mod tests {
                 .filter(|s| u64::from(s.positions.end) == schedule.rows()[s.row as usize].positions_max())
                 .map(|s| s.slot)
                 .collect();
+            let prompt = |row: u64| schedule.rows()[row as usize].prompt_tokens;
+            let through = |s: &&Span| s.positions.start < prompt(s.row) && s.positions.end >= prompt(s.row) && !outcome.ended.contains(&s.slot);
+            outcome.read = sweep.spans.iter().filter(through).map(|s| (s.slot, PromptUse::default())).collect();
             sweeps.push(sweep);
         }
         sweeps
@@ -502,11 +519,17 @@ mod tests {
             (wave, more, refill) in (1usize..9, 0usize..30, 1usize..9),
             prefill_rows in 1usize..50,
             states in prop::sample::select(vec![States::Memory, States::Parked, States::Passing]),
-            grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random]),
+            cohort in 1usize..9,
+            grouping in prop::sample::select(vec![Grouping::Input, Grouping::Length, Grouping::Random, Grouping::Overlap]),
         ) {
             let rows: Vec<_> = lengths.iter().map(|&(p, n)| row(p, n)).collect();
-            let given = Allotment { pool: wave + more, refill, states, ..allotment(wave, prefill_rows, 60) };
-            let sweeps = drive(Schedule::new(rows.clone(), grouping, given, ONE));
+            let given = Allotment { pool: wave + more, refill, cohort, states, ..allotment(wave, prefill_rows, 60) };
+            let mut schedule = Schedule::new(rows.clone(), grouping, given, ONE);
+            if grouping == Grouping::Overlap {
+                let known = (0..rows.len() as u32).map(|i| Footprint::of([(i % 5, 1.0), (5 + i % 3, 0.5)], 9)).collect();
+                schedule = schedule.by_overlap(Foresight::Known(known));
+            }
+            let sweeps = drive(schedule);
             let mut done = vec![0; rows.len()];
             let mut homes = vec![Home::Nowhere; rows.len()];
             for sweep in &sweeps {

@@ -4,6 +4,8 @@
 //! read and written once a sweep, while its layer is swept: 0.5 GB a row, where a sweep of fifteen rows reads 30 GB of weights for each.
 //! And a prompt's states may wait there until it is its answer's turn, so that prompts go through in sweeps of thousands of rows.
 
+use super::facts::Needs;
+
 /// Where states lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,6 +69,17 @@ impl StateBytes {
         self.fixed as f64 + (self.whole_every() - 1) as f64 / 2.0 * self.log as f64 + first * self.a_token as f64
     }
 
+    /// Bytes that a job writes at most, about: every prompt once, and where they pass every token of an answer.
+    pub(super) fn written_in_all(self, states: States, needs: &Needs) -> f64 {
+        let prompts = needs.kept.sequences as f64 * self.fixed as f64 + needs.prompt_tokens as f64 * self.a_token as f64;
+        let answers = (needs.positions - needs.prompt_tokens) as f64;
+        match states {
+            States::Memory => 0.0,
+            States::Parked => prompts,
+            States::Passing => prompts + answers * self.written(1),
+        }
+    }
+
     /// Bytes written after a span of so many positions.
     pub(super) fn written(self, positions: u64) -> f64 {
         let changed = if positions == 1 { self.changed(self.whole_every() as f64) } else { self.fixed as f64 };
@@ -88,8 +101,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Whether so much may be written.
+    pub(super) fn allows(&self, bytes: f64) -> bool {
+        self.write_limit_bytes.is_none_or(|most| bytes <= most as f64)
+    }
+
     /// Sequences that there is room for.
-    pub(super) fn slots(&self) -> u64 {
+    pub fn slots(&self) -> u64 {
         if self.write_limit_bytes == Some(0) { 0 } else { self.free_bytes.checked_div(self.slot_bytes).unwrap_or(0) }
     }
 }

@@ -74,7 +74,7 @@ fn experts_are_summed_in_ascending_id() {
                 SpanRows { rows: r..r + 1, first: 0, ids: vec![0], of_answer: false, states }
             })
             .collect();
-        let mut feed = SweepFeed::new(&engine, spans, Vec::new(), TURNS, Beside { bytes: 1 << 20 });
+        let mut feed = SweepFeed::new(&engine, spans, Vec::new(), TURNS, Beside { bytes: 1 << 20, records: 0 });
         feed.enter(1);
         let ids = [[19, 2, 7].repeat(choosing), [21, 22, 20].repeat(rows - choosing)].concat();
         let routing = Routing { ids, weights: vec![1.0; 3 * rows], chosen: 3 };

@@ -74,10 +74,12 @@ impl Judge<'_> {
                 }
             }
         }
-        for Side { wave, mut free } in sides {
-            wave.iter().for_each(|i| free.forget(self.footprints[*i as usize]));
-            self.pool.give_back(free);
+        // Each array has met the members of both: what was taken out again left its rounding behind.
+        let [Side { wave: one, free: mut first }, Side { wave: other, free: mut second }] = sides;
+        for free in [&mut first, &mut second] {
+            one.iter().chain(other.iter()).for_each(|i| free.forget(self.footprints[*i as usize]));
         }
+        [first, second].into_iter().for_each(|free| self.pool.give_back(free));
         changed
     }
 
