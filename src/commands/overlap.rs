@@ -13,7 +13,7 @@ use crate::spool::Spool;
 /// Layers by whose routing `probe` goes: one of eight.
 const PROBED_PART: usize = 8;
 /// More rows than these are not looked up in the table: its word is worth less than their prompts', and costs as much memory.
-const TABLED_ROWS: usize = 100_000;
+pub const TABLED_ROWS: usize = 100_000;
 
 /// What was decided.
 pub struct Who {
@@ -75,7 +75,7 @@ fn first_blocks(manifest: &Manifest) -> u32 {
 }
 
 /// What the table says of each row.
-fn tables(profile: &Profile, rows: &[RowFacts], spool: &Spool) -> Result<Arc<[Footprint]>> {
+pub fn tables(profile: &Profile, rows: &[RowFacts], spool: &Spool) -> Result<Arc<[Footprint]>> {
     let of = |index: usize| -> Result<Footprint> {
         if rows[index].is_idle() {
             return Ok(Footprint::default());

@@ -442,7 +442,7 @@ fn advance(active: &mut Active, count: u32) -> Span {
 }
 
 /// A fixed permutation-like hash (the finaliser of SplitMix64, Steele et al. 2014).
-fn mix(i: u64) -> u64 {
+pub(super) fn mix(i: u64) -> u64 {
     let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
