@@ -15,6 +15,7 @@ Examples:
   nightshift run pipelines/classify.toml --memory 8GiB --set sampling.max_tokens=20
   nightshift run --model models/demo --input 'docs/*.jsonl' --output out --set 'input.template={{ text }}'
   nightshift plan pipelines/classify.toml --json
+  nightshift plan pipelines/classify.toml --explain
   nightshift verify models/demo
   nightshift doctor models/demo
 
@@ -80,6 +81,9 @@ pub struct PlanArgs {
     /// The job to plan.
     #[command(flatten)]
     pub job: JobArgs,
+    /// Show who would run together, what that is expected to save and how sure that is, and which requests fit nowhere.
+    #[arg(long)]
+    pub explain: bool,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 fn execute(command: &Command) -> Result<u8> {
     match command {
         Command::Run(args) => commands::run::run(&job(args)?, Screen::stderr()).and_then(say),
-        Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.json).and_then(say),
+        Command::Plan(args) => commands::plan::plan(&job(&args.job)?, args.explain, args.json).and_then(say),
         Command::Verify(args) => commands::verify::verify(&args.model, args.cache.as_deref(), args.json, Screen::stderr()).and_then(say),
         Command::Doctor(args) => commands::doctor::doctor(args, &mut note).and_then(say),
     }

@@ -9,6 +9,7 @@ mod lines;
 mod maker;
 mod model;
 mod placement;
+mod plan_explain;
 mod rows;
 mod streaming;
 mod synth;

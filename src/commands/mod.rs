@@ -5,6 +5,7 @@ pub mod doctor;
 mod explain;
 mod facts;
 mod findings;
+mod misfits;
 mod overlap;
 pub mod plan;
 mod prepare;

@@ -90,7 +90,7 @@ fn first_blocks(manifest: &Manifest) -> u32 {
 }
 
 /// What the table says of each row.
-fn tables(profile: &Profile, rows: &[RowFacts], spool: &Spool) -> Result<Arc<[Footprint]>> {
+pub fn tables(profile: &Profile, rows: &[RowFacts], spool: &Spool) -> Result<Arc<[Footprint]>> {
     let of = |index: usize| -> Result<Footprint> {
         if rows[index].is_idle() {
             return Ok(Footprint::default());

@@ -12,7 +12,7 @@ use crate::job::Job;
 use crate::machine;
 use crate::memory::Ledger;
 use crate::plan::{self, Forecast, Limits, Schedule, States, allot, forecast};
-use crate::report::show_duration;
+use crate::report::{Explained, show_duration};
 use crate::units::{show_bytes, show_count};
 
 /// More rows are not planned a second time for a comparison.
@@ -36,13 +36,15 @@ struct Plan<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     predictor: Option<&'static str>,
     why: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explain: Option<Explained>,
 }
 
-/// Reads the input into a temporary folder, plans, and says what would happen.
+/// Reads the input into a temporary folder, plans, and says what would happen; with `explained`, also why.
 ///
 /// # Errors
 /// As a run's, before work.
-pub fn plan(job: &Job, json: bool) -> Result<Said> {
+pub fn plan(job: &Job, explained: bool, json: bool) -> Result<Said> {
     let state = tempfile::tempdir().map_err(|e| Error::storage(format!("cannot make a temporary folder: {e}")))?;
     let (prepared, _) = prepare(job, state.path())?;
     let allotment = prepared.schedule.allotment();
@@ -60,6 +62,7 @@ pub fn plan(job: &Job, json: bool) -> Result<Said> {
         grouping: prepared.schedule.grouping().name(),
         predictor: prepared.schedule.overlap().map(plan::Overlap::predictor),
         why: &prepared.why,
+        explain: if explained { Some(explain::explain(&prepared)?) } else { None },
     };
     let text = if json {
         serde_json::to_string_pretty(&plan).map_err(|e| Error::storage(format!("cannot encode the plan: {e}")))? + "\n"
@@ -90,6 +93,7 @@ fn words(plan: &Plan<'_>, prepared: &Prepared) -> Result<String> {
     );
     line("states", explain::states(plan.states, &plan.forecast, prepared));
     line("grouping", explain::grouping(prepared));
+    plan.explain.iter().flat_map(Explained::lines).for_each(|(name, value)| line(&name, value));
     line("computes", format!("{} GFLOP, attention over positions left out", show_count(f.gflop)));
     let about = |ms| format!("about {} at the rates that `doctor --shape` measured", show_duration(Duration::from_millis(ms)));
     line("takes", f.wall_ms.map_or_else(|| "unknown; `nightshift doctor --shape` measures this machine".into(), about));

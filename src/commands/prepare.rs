@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::profile::{self, Profile};
-use super::{facts, overlap, scratch};
+use super::{facts, misfits, overlap, scratch};
 use crate::error::{Error, Kind, Result};
 use crate::input::{self, Ingested};
 use crate::job::Job;
@@ -14,11 +14,9 @@ use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
 use crate::plan::{self, Grouping, Limits, ModelFacts, Schedule};
-use crate::request::RowFacts;
-use crate::spool::Spool;
 use crate::store::Checkpoint;
 use crate::tokenizer::Tokenizer;
-use crate::units::{show_bytes, show_count};
+use crate::units::show_bytes;
 
 /// A job that is ready to run.
 pub struct Prepared {
@@ -75,7 +73,8 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
         limits.profile_bytes += overlap::tables_bytes(&profile, manifest, &rows, budget_bytes);
     }
     scratch::refuse_none(job, &limits)?;
-    let allotment = plan::allot(&rows, grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
+    let allotment = plan::allot(&rows, grouping, &facts, &limits)
+        .map_err(|r| refusal(&r, &limits, &misfits::misfits(&rows, &facts, &limits, &input.spool)))?;
     let who = overlap::decide(job, manifest, &profile, (&allotment, budget_bytes), &rows, &input.spool)?;
     let allotment = if who.grouping == grouping {
         allotment
@@ -108,20 +107,12 @@ fn machine_rates() -> Option<plan::Rates> {
     })
 }
 
-/// The row that may take most tokens, for a message.
-fn longest(rows: &[RowFacts], spool: &Spool) -> String {
-    let running = (0u64..).zip(rows).filter(|(_, row)| !row.is_idle());
-    let Some((index, row)) = running.max_by_key(|(_, row)| row.positions_max()) else { return String::new() };
-    let id = spool.get(index).map_or_else(|_| format!("number {index}"), |request| request.id.chars().take(60).collect());
-    format!("; the longest row, `{id}`, may take {} tokens", show_count(row.positions_max()))
-}
-
-/// A refusal in words, `longest` being what is said of the longest row.
-pub fn refusal(refusal: &plan::Refusal, limits: &Limits, longest: &str) -> Error {
+/// A refusal in words, `misfits` being what is said of its rows.
+pub fn refusal(refusal: &plan::Refusal, limits: &Limits, misfits: &str) -> Error {
     let mib = refusal.smallest_bytes.div_ceil(1 << 20);
     let most = refusal.ledger.lines.iter().find(|l| l.name == refusal.blame).map_or(0, |l| l.bytes);
     Error::refused(format!(
-        "engine.memory is {}MiB, but this job needs at least {mib}MiB; the largest part is `{}` ({}){longest}",
+        "engine.memory is {}MiB, but this job needs at least {mib}MiB; the largest part is `{}` ({}){misfits}",
         limits.budget_bytes >> 20,
         refusal.blame,
         show_bytes(most)

@@ -30,14 +30,14 @@ pub struct Profile {
 
 /// What grouping has saved in waves of about one size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Saving {
+pub struct Saving {
     /// Sequences, rounded up to a power of two.
-    wave: u64,
+    pub wave: u64,
     /// Part of the expert loads of random waves, and its standard deviation by chance alone.
-    saved: f64,
-    sd: f64,
+    pub saved: f64,
+    pub sd: f64,
     /// How many runs that is the mean of.
-    runs: u32,
+    pub runs: u32,
 }
 
 /// What a run has shown of grouping: its expert loads beside those of random waves.
@@ -59,9 +59,14 @@ impl Profile {
         Profile { table: table.unwrap_or_else(|| Table::new(shape)), savings }
     }
 
+    /// What runs with waves of about this size have saved.
+    pub fn measured(&self, wave: usize) -> Option<Saving> {
+        self.savings.iter().find(|saving| saving.wave == bucket(wave)).copied()
+    }
+
     /// The part of loads that grouping waves of this size is expected to save, 0 where it was shown to be noise; and whether that was measured.
     pub fn expected_saving(&self, wave: usize) -> (f64, bool) {
-        match self.savings.iter().find(|saving| saving.wave == bucket(wave)) {
+        match self.measured(wave) {
             None => (UNKNOWN, false),
             Some(saving) if saving.saved < DEVIATIONS * saving.sd => (0.0, true),
             Some(saving) => (saving.saved, true),

@@ -65,6 +65,26 @@ pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Lim
     Ok(Allotment { cohort: cohort as usize, ..share.build(best) })
 }
 
+/// The rows that the budget cannot hold even alone, longest first: they fit nowhere. Where a row fits, shorter ones of its kind do: those that
+/// leave states behind are a kind, those that end with their prompt another.
+pub fn misfits(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Vec<u32> {
+    let too_large = |&i: &u32| {
+        let needs = Needs::of(&rows[i as usize..=i as usize], m);
+        let share = Share { m, limits, needs: &needs };
+        share.build(share.smallest()).ledger.total() > limits.budget_bytes
+    };
+    let longest_first = |&i: &u32| (std::cmp::Reverse(rows[i as usize].positions_max()), i);
+    let mut found = Vec::new();
+    for answered in [true, false] {
+        let of_kind = |row: &RowFacts| !row.is_idle() && (row.max_tokens > 1) == answered;
+        let mut kind: Vec<u32> = (0..rows.len() as u32).filter(|&i| of_kind(&rows[i as usize])).collect();
+        kind.sort_unstable_by_key(longest_first);
+        found.extend(kind.into_iter().take_while(too_large));
+    }
+    found.sort_unstable_by_key(longest_first);
+    found
+}
+
 /// How many places must be free before others are admitted. Answers that begin together share more experts, since alike ones go on in
 /// step: a tenth of a wave's loads and more (benches/README.md). But places stay free until the last of them has ended, so that the trunk
 /// is read for fewer rows. Whichever costs fewer bytes.

@@ -60,6 +60,11 @@ impl ModelFacts {
         bytes
     }
 
+    /// Bytes of a block, the mean over all.
+    pub fn block_bytes_mean(&self) -> u64 {
+        self.block_bytes(u64::MAX).checked_div(self.block_count()).unwrap_or(0)
+    }
+
     /// The number of blocks.
     pub(super) fn block_count(&self) -> u64 {
         self.blocks.iter().map(|b| b.0).sum()

@@ -16,9 +16,10 @@ mod replay;
 mod schedule;
 mod states;
 mod table;
+mod unions;
 mod weigh;
 
-pub use budget::{Refusal, allot};
+pub use budget::{Refusal, allot, misfits};
 pub use facts::{Limits, ModelFacts, Rates};
 pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
 pub use forecast::{Forecast, forecast};
@@ -31,6 +32,7 @@ pub use schedule::{Grouping, Schedule};
 pub use states::{Scratch, StateBytes, States};
 
 pub use table::{Table, TableShape};
+pub use unions::{Unions, unions};
 
 use std::ops::Range;
 

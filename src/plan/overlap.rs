@@ -71,6 +71,22 @@ impl Overlap {
         }
     }
 
+    /// All predictors that may be believed; none where footprints are known.
+    pub fn candidates(&self) -> Vec<&'static str> {
+        match &self.foresight {
+            Foresight::Predicted { predictor, .. } => predictor.candidates(),
+            Foresight::Known(_) => Vec::new(),
+        }
+    }
+
+    /// What was known of each row before its prompt was read: a row each, or none at all.
+    pub fn tables(&self) -> Arc<[Footprint]> {
+        match &self.foresight {
+            Foresight::Predicted { tables, .. } => Arc::clone(tables),
+            Foresight::Known(_) => Arc::default(),
+        }
+    }
+
     /// How far it is believed: the expected correlation with the truth, 0 to 1.
     pub fn confidence(&self) -> f32 {
         match &self.foresight {

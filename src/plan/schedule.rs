@@ -456,7 +456,7 @@ fn advance(active: &mut Active, count: u32) -> Span {
 }
 
 /// A fixed permutation-like hash (the finaliser of SplitMix64, Steele et al. 2014).
-fn mix(i: u64) -> u64 {
+pub(super) fn mix(i: u64) -> u64 {
     let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -505,7 +505,8 @@ mod tests {
                 .map(|s| s.slot)
                 .collect();
             let prompt = |row: u64| schedule.rows()[row as usize].prompt_tokens;
-            let through = |s: &&Span| s.positions.start < prompt(s.row) && s.positions.end >= prompt(s.row) && !outcome.ended.contains(&s.slot);
+            let through =
+                |s: &&Span| s.positions.start < prompt(s.row) && s.positions.end >= prompt(s.row) && !outcome.ended.contains(&s.slot);
             outcome.read = sweep.spans.iter().filter(through).map(|s| (s.slot, PromptUse::default())).collect();
             sweeps.push(sweep);
         }

@@ -2,12 +2,14 @@
 
 mod checkup;
 mod closing;
+mod explained;
 mod progress;
 mod reading;
 mod rehearsal;
 
 pub use checkup::Checkup;
 pub use closing::closing_words;
+pub use explained::{Explained, Least, Measured, Tabled, TabledWave};
 pub use progress::{Progress, Screen, Snapshot, show_duration};
 pub use reading::Reading;
 pub use rehearsal::{Computed, Rehearsal};

@@ -77,6 +77,22 @@ fn a_refusal_names_the_smallest_budget_and_the_line_to_blame() {
 }
 
 #[test]
+fn rows_that_fit_nowhere_are_those_without_which_the_others_fit() {
+    let (m, limits) = (facts(), limits(100 << 20));
+    let faulty = RowFacts { faulty: true, ..row(4_000_000, 2, false) };
+    let rows =
+        [row(100, 10, false), row(1_000_000, 2, false), faulty, row(50, 1, false), row(2_000_000, 3, false), row(3_000_000, 1, false)];
+    assert!(in_order(&rows, &m, &limits).is_err());
+    let found = misfits(&rows, &m, &limits);
+    let fits = |found: &[u32]| {
+        let rest: Vec<_> = (0..6).filter(|i| !found.contains(i)).map(|i| rows[i as usize]).collect();
+        in_order(&rest, &m, &limits).is_ok()
+    };
+    assert!(found.starts_with(&[5, 4, 1]) || found == [4, 1], "{found:?}");
+    assert!(fits(&found) && !fits(&found[..found.len() - 1]) && !fits(&found[1..]), "{found:?}");
+}
+
+#[test]
 fn a_large_budget_keeps_every_weight() {
     let all = in_order(&vec![row(100, 10, false); 20], &facts(), &limits(8 << 30)).expect("fits");
     assert_eq!((all.kept_panels, all.kept_blocks, all.wave, all.walkers.most), (40, 512, 20, 2));

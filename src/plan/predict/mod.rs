@@ -101,6 +101,11 @@ impl Predictor {
         self.ranked()[0].0.name()
     }
 
+    /// All candidates, the one believed most now first.
+    pub fn candidates(&self) -> Vec<&'static str> {
+        self.ranked().iter().map(|(predictor, _)| predictor.name()).collect()
+    }
+
     /// The expected correlation of [`Predictor::predict`] with the truth, about what all requests have in common, in 0 to 1. Until rows have
     /// ended it is a guess on the low side.
     pub fn confidence(&self) -> f32 {
