@@ -10,12 +10,12 @@ const NAMED: usize = 10;
 /// Characters of an id.
 const ID_CHARS: usize = 60;
 
-/// The row that may take most tokens, and those that fit nowhere in the budget, for a message.
-pub fn misfits(rows: &[RowFacts], m: &ModelFacts, limits: &Limits, spool: &Spool) -> String {
+/// The row that may take most tokens, and those that fit nowhere in the budget, for a message; `alone` gives what holds for a job of one row.
+pub fn misfits(rows: &[RowFacts], m: &ModelFacts, spool: &Spool, alone: impl Fn(&[RowFacts]) -> Limits) -> String {
     let running = || rows.iter().enumerate().filter(|(_, row)| !row.is_idle());
     let Some((index, row)) = running().max_by_key(|(_, row)| row.positions_max()) else { return String::new() };
     let words = format!("; the longest row, `{}`, may take {} tokens", id(spool, index), show_count(row.positions_max()));
-    let misfits = plan::misfits(rows, m, limits);
+    let misfits = plan::misfits(rows, m, alone);
     if misfits.is_empty() || misfits.len() == running().count() {
         return words;
     }

@@ -14,6 +14,7 @@ use crate::model::manifest::PANEL_BYTES;
 use crate::model::{self, Model};
 use crate::output;
 use crate::plan::{self, Grouping, Limits, ModelFacts, Schedule};
+use crate::request::RowFacts;
 use crate::store::Checkpoint;
 use crate::tokenizer::Tokenizer;
 use crate::units::show_bytes;
@@ -72,9 +73,14 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
         limits.saving = Some(profile.expected_saving(limits.wave.unwrap_or(USUAL_WAVE)).0);
         limits.profile_bytes += overlap::tables_bytes(&profile, manifest, &rows, budget_bytes);
     }
+    let alone = |row: &[RowFacts]| Limits {
+        output_bytes: facts::limits(&job.engine, budget_bytes, job.output.rows_per_part, row, &facts).output_bytes,
+        scratch: scratch::facts_of(job, manifest, row, facts.state).unwrap_or(limits.scratch),
+        ..limits.clone()
+    };
     scratch::refuse_none(job, &limits)?;
     let allotment = plan::allot(&rows, grouping, &facts, &limits)
-        .map_err(|r| refusal(&r, &limits, &misfits::misfits(&rows, &facts, &limits, &input.spool)))?;
+        .map_err(|r| refusal(&r, &limits, &misfits::misfits(&rows, &facts, &input.spool, alone)))?;
     let who = overlap::decide(job, manifest, &profile, (&allotment, budget_bytes), &rows, &input.spool)?;
     let allotment = if who.grouping == grouping {
         allotment

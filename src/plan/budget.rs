@@ -65,12 +65,14 @@ pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Lim
     Ok(Allotment { cohort: cohort as usize, ..share.build(best) })
 }
 
-/// The rows that the budget cannot hold even alone, longest first: they fit nowhere. Where a row fits, shorter ones of its kind do: those that
+/// The rows that the budget cannot hold even alone, longest first: they fit nowhere. `alone` gives what holds for a job of one row, whose output
+/// and scratch are no other's. Where a row fits, shorter ones of its kind do: those that
 /// leave states behind are a kind, those that end with their prompt another.
-pub fn misfits(rows: &[RowFacts], m: &ModelFacts, limits: &Limits) -> Vec<u32> {
+pub fn misfits(rows: &[RowFacts], m: &ModelFacts, alone: impl Fn(&[RowFacts]) -> Limits) -> Vec<u32> {
     let too_large = |&i: &u32| {
-        let needs = Needs::of(&rows[i as usize..=i as usize], m);
-        let share = Share { m, limits, needs: &needs };
+        let row = &rows[i as usize..=i as usize];
+        let (needs, limits) = (Needs::of(row, m), alone(row));
+        let share = Share { m, limits: &limits, needs: &needs };
         share.build(share.smallest()).ledger.total() > limits.budget_bytes
     };
     let longest_first = |&i: &u32| (std::cmp::Reverse(rows[i as usize].positions_max()), i);

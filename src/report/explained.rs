@@ -184,7 +184,7 @@ impl Tabled {
             rows => format!("; nothing is known of {} rows", show_count(rows)),
         };
         format!(
-            "of {} of {} layers: {} a sweep, the mean of {} waves; {} in random waves (sd {:.1} of {} draws): {} less{noise}{unknown}",
+            "of {} of {} layers: {} a sweep, the mean of {} waves; {} in random waves (sd {:.2} of {} draws): {} less{noise}{unknown}",
             self.layers,
             self.layers_all,
             blocks(self.grouped_blocks, self.grouped_bytes),
