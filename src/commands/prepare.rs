@@ -78,6 +78,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let allotment = plan::allot(&rows, grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, &longest(&rows, &input.spool)))?;
     let who = overlap::decide(job, manifest, &profile, &allotment, &rows, &input.spool)?;
     let mut schedule = Schedule::new(rows, who.grouping, allotment, facts.state);
+    scratch::refuse_more(&schedule, &facts, &limits)?;
     if let Some(foresight) = who.foresight {
         schedule = schedule.by_overlap(foresight);
     }
