@@ -8,8 +8,10 @@ mod lines;
 #[path = "../benches/synth/mod.rs"]
 mod maker;
 mod model;
+mod overlap;
 mod placement;
 mod rows;
+mod states;
 mod streaming;
 mod synth;
 mod text;
