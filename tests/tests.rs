@@ -8,9 +8,11 @@ mod lines;
 #[path = "../benches/synth/mod.rs"]
 mod maker;
 mod model;
+mod overlap;
 mod placement;
 mod plan_explain;
 mod rows;
+mod states;
 mod streaming;
 mod synth;
 mod text;

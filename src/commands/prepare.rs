@@ -89,6 +89,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
         plan::allot(&rows, who.grouping, &facts, &limits).map_err(|r| refusal(&r, &limits, ""))?
     };
     let mut schedule = Schedule::new(rows, who.grouping, allotment, facts.state);
+    scratch::refuse_more(&schedule, &facts, &limits)?;
     if let Some(foresight) = who.foresight {
         schedule = schedule.by_overlap(foresight);
     }

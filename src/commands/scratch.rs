@@ -7,7 +7,7 @@ use super::prepare::Prepared;
 use crate::error::{Error, Kind, Result};
 use crate::job::Job;
 use crate::model::manifest::{Layer, Manifest, StateSpec};
-use crate::plan::{self, Limits, StateBytes, States};
+use crate::plan::{self, Limits, ModelFacts, Schedule, StateBytes, States};
 use crate::request::RowFacts;
 use crate::store::{self, PageCache, ScratchFile, StateSpace};
 use crate::units::show_bytes;
@@ -77,19 +77,22 @@ pub fn facts(
     })
 }
 
-/// Refuses a job that wants its states on a disk that has no room for one.
+/// Refuses a job that wants its states on a disk that has no room for one, or that may not be written to.
 ///
 /// # Errors
-/// Refused: what is free, and what a sequence takes.
+/// Usage: nothing may be written. Refused: what is free, and what a sequence takes.
 pub fn refuse_none(job: &Job, limits: &Limits) -> Result<()> {
     let scratch = &limits.scratch;
-    if limits.states.is_none_or(|states| states == States::Memory) || scratch.slots() > 0 {
+    if limits.states.is_none_or(|states| states == States::Memory) {
         return Ok(());
     }
     if scratch.write_limit_bytes == Some(0) {
-        return Err(Error::refused(
-            "engine.states wants states on disk, and engine.scratch_write_limit = 0 forbids that: leave one of them out",
+        return Err(Error::usage(
+            "engine.states wants states on disk, but engine.scratch_write_limit is 0; give a larger limit, or engine.states = 'auto'",
         ));
+    }
+    if scratch.slot_bytes <= scratch.free_bytes {
+        return Ok(());
     }
     Err(Error::refused(format!(
         "engine.states wants states on disk, but the longest row's take {} and {} has {} for them; name another folder with engine.scratch",
@@ -99,7 +102,25 @@ pub fn refuse_none(job: &Job, limits: &Limits) -> Result<()> {
     )))
 }
 
-/// The same of a job.
+/// Refuses a plan that writes more than it may: the plan looks for one that does not, and these rows have none.
+///
+/// # Errors
+/// Refused: what would be written, and what may be.
+pub fn refuse_more(schedule: &Schedule, facts: &ModelFacts, limits: &Limits) -> Result<()> {
+    let limit = limits.scratch.write_limit_bytes.filter(|_| schedule.allotment().states != States::Memory);
+    let Some(most) = limit else { return Ok(()) };
+    let written = plan::forecast(schedule.clone(), facts, limits.rates).bytes_state_written;
+    if written <= most {
+        return Ok(());
+    }
+    Err(Error::refused(format!(
+        "states on disk may take {} of writes, but engine.scratch_write_limit is {}; give a larger limit, or engine.states = 'memory'",
+        show_bytes(written),
+        show_bytes(most)
+    )))
+}
+
+/// What the disk of a job's folder for states has room for.
 ///
 /// # Errors
 /// Refused: the disk cannot be asked.

@@ -50,7 +50,9 @@ const RING_PANELS: u64 = 4;
 pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Limits) -> Result<Allotment, Box<Refusal>> {
     let needs = Needs::of(rows, m);
     let share = Share { m, limits, needs: &needs };
-    let least = share.build(share.smallest());
+    let choice = Choice { rows, grouping, m, limits, needs: &needs };
+    let smallest = choice.least_named().map_or_else(|| share.smallest(), |at| share.least(at));
+    let least = share.build(smallest);
     if least.ledger.total() > limits.budget_bytes {
         let blame = least.ledger.lines.iter().max_by_key(|l| l.bytes).map_or("", |l| l.name);
         return Err(Box::new(Refusal { smallest_bytes: least.ledger.total(), blame, ledger: least.ledger }));
@@ -58,9 +60,8 @@ pub fn allot(rows: &[RowFacts], grouping: Grouping, m: &ModelFacts, limits: &Lim
     if let Some(resident) = share.resident() {
         return Ok(share.build(resident));
     }
-    let choice = Choice { rows, grouping, m, limits, needs: &needs };
     let rows_max = share.rows_max(PREFILL_ROWS_STREAMED);
-    let best = choice.best(share.wave_max(), rows_max, |at| share.settle(at)).unwrap_or(share.smallest());
+    let best = choice.best(share.wave_max(), rows_max, |at| share.settle(at)).unwrap_or(smallest);
     let cohort = if grouping == Grouping::Overlap && best.pool > best.wave { cohort(m, &best) } else { 1 };
     Ok(Allotment { cohort: cohort as usize, ..share.build(best) })
 }

@@ -161,8 +161,26 @@ impl Choice<'_> {
             placings.extend(allowed(States::Passing).then(|| (States::Passing, pools.clone())));
             placings.extend((on_disk > wave && allowed(States::Parked)).then_some((States::Parked, pools)));
         }
-        placings.retain(|(states, _)| self.limits.states.is_none_or(|only| only == *states));
+        let only = self.limits.states.map(|named| if self.some_lie(named) { named } else { States::Memory });
+        placings.retain(|(states, _)| only.is_none_or(|only| only == *states));
         placings
+    }
+
+    /// Whether any state could lie so: one that no row keeps needs no disk, and a row that is alone does not wait.
+    fn some_lie(&self, states: States) -> bool {
+        let on_disk = self.needs.kept.sequences.min(self.limits.scratch.slots());
+        match states {
+            States::Memory => true,
+            States::Parked => on_disk > 1,
+            States::Passing => on_disk > 0,
+        }
+    }
+
+    /// The smallest job whose states lie where its settings say, if they say so.
+    pub fn least_named(&self) -> Option<Placed> {
+        self.limits.states?;
+        let (states, pool) = self.placings(1).into_iter().min_by_key(|(_, pool)| *pool)?;
+        Some(Placed { wave: 1, pool, prefill_rows: 1, states })
     }
 
     /// What is left of a decoding wave's blocks where those are chosen who share most.
