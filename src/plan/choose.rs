@@ -179,7 +179,8 @@ impl Choice<'_> {
     /// The smallest job whose states lie where its settings say, if they say so.
     pub fn least_named(&self) -> Option<Placed> {
         self.limits.states?;
-        let (states, pool) = self.placings(1).into_iter().min_by_key(|(_, pool)| *pool)?;
+        let placings = self.placings(1).into_iter().filter_map(|(states, pools)| Some((states, *pools.last()?)));
+        let (states, pool) = placings.min_by_key(|(_, pool)| *pool)?;
         Some(Placed { wave: 1, pool, prefill_rows: 1, states })
     }
 
