@@ -175,8 +175,8 @@ fn where_no_state_need_lie_on_disk_a_plan_is_as_good_as_without() {
         assert!(number(&planned, "sweeps") < 20, "{states}: {planned}");
     }
     let input = house.lines("in.jsonl", &documents(40));
-    let done = house.run(&input, &house.path("out"), &[SHORT, &["engine.states=passing", "engine.memory=64MiB"]].concat());
-    done.says(3, &["engine.memory is 64MiB", "at least"]);
+    let done = house.run(&input, &house.path("out"), &[SHORT, &["engine.states=passing", "engine.memory=52MiB"]].concat());
+    done.says(3, &["engine.memory is 52MiB", "at least"]);
     let smallest = done.err.split("at least ").nth(1).and_then(|rest| rest.split("MiB").next()).expect("a budget");
     let enough = format!("engine.memory={smallest}MiB");
     let planned = plan(&house, &input, &[SHORT, &["engine.states=passing", &enough]].concat());

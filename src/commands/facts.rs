@@ -7,7 +7,7 @@ use crate::machine;
 use crate::model::manifest::{Blocks, Manifest, Weight, WeightId};
 use crate::model::nn::VOCABULARY_GRID;
 use crate::output;
-use crate::plan::{Limits, ModelFacts, Scratch};
+use crate::plan::{Limits, ModelFacts, Rates, Scratch};
 use crate::request::RowFacts;
 use crate::store::{self, Checkpoint, Element, Setup};
 use crate::units::show_bytes;
@@ -108,6 +108,15 @@ pub fn default_budget_bytes(available_bytes: u64) -> u64 {
 /// give memory back.
 pub fn shortage(ledger_bytes: u64, left_bytes: u64) -> Option<String> {
     (1..ledger_bytes).contains(&left_bytes).then(|| format!("the machine has only {} left", show_bytes(left_bytes)))
+}
+
+/// Rows that an expert has at a time where arithmetic decides.
+const EXPERT_ROWS: f64 = 64.0;
+
+/// This machine's rates; unknown until `doctor --shape` has measured them.
+pub fn machine_rates() -> Option<Rates> {
+    let measured = machine::Rates::load(&machine::cache_folder()?)?;
+    Some(Rates { disk_bytes_per_s: measured.disk_bytes_per_s()? as u64, flops_per_s: measured.expert_flops_per_s(EXPERT_ROWS) as u64 })
 }
 
 /// What the job and the machine allow.

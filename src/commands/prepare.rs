@@ -62,7 +62,7 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
     let mut limits = facts::limits(&job.engine, budget_bytes, job.output.rows_per_part, &rows, &facts);
     limits.reading_bytes = input.row_bytes;
     limits.scratch = scratch::facts_of(job, manifest, &rows, facts.state)?;
-    limits.rates = machine_rates();
+    limits.rates = facts::machine_rates();
     if !job.input.keep.is_empty() {
         limits.output_bytes += output::KEPT_BYTES;
     }
@@ -101,18 +101,6 @@ pub fn prepare(job: &Job, state: &Path) -> Result<(Prepared, Checkpoint)> {
 
 /// The wave for which a saving is looked up before the wave is known.
 const USUAL_WAVE: usize = 32;
-
-/// Rows that an expert has at a time where arithmetic decides.
-const EXPERT_ROWS: f64 = 64.0;
-
-/// This machine's rates; unknown until `doctor --shape` has measured them.
-fn machine_rates() -> Option<plan::Rates> {
-    let measured = machine::Rates::load(&machine::cache_folder()?)?;
-    Some(plan::Rates {
-        disk_bytes_per_s: measured.disk_bytes_per_s()? as u64,
-        flops_per_s: measured.expert_flops_per_s(EXPERT_ROWS) as u64,
-    })
-}
 
 /// A refusal in words, `misfits` being what is said of its rows.
 pub fn refusal(refusal: &plan::Refusal, limits: &Limits, misfits: &str) -> Error {

@@ -13,7 +13,7 @@ const SAVINGS: &str = "overlap.json";
 const BYTES_MAX: u64 = 80 << 20;
 const SAVINGS_BYTES_MAX: u64 = 64 << 10;
 /// A run of fewer answer tokens shows nothing.
-const TOKENS_MIN: u64 = 1000;
+const TOKENS_MIN: u64 = 50;
 /// A saving counts if it is so many standard deviations of a random order.
 const DEVIATIONS: f64 = 2.0;
 /// What is expected to be saved where nothing was measured: half of what was published for a predictor that was trained.
@@ -129,28 +129,4 @@ pub fn shape(manifest: &Manifest) -> TableShape {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    #[test]
-    fn what_was_noise_is_not_expected_again() {
-        let mut savings = Vec::new();
-        for (wave, ran) in [(7, 90), (8, 80), (100, 99)] {
-            add(&mut savings, Shown { wave, tokens: 1, ran, random: 100.0, random_sd: 1.0 });
-        }
-        let profile = Profile { table: Table::new(TableShape { vocab: 1, layers: 0, experts: 0, chosen: 0 }), savings };
-        let (saved, measured) = profile.expected_saving(5);
-        assert!((saved - 0.15).abs() < 1e-9 && measured);
-        assert_eq!(profile.expected_saving(65), (0.0, true), "less than chance explains");
-        assert_eq!(profile.expected_saving(16), (UNKNOWN, false));
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_not_believed() {
-        let of = |saved: &str, sd: &str, runs: &str| {
-            savings(format!(r#"[{{"wave":8,"saved":{saved},"sd":{sd},"runs":{runs}}}]"#).as_bytes()).len()
-        };
-        assert_eq!(of("0.1", "0.01", "3"), 1);
-        assert_eq!([of("1.5", "0.01", "3"), of("0.1", "-1", "3"), of("0.1", "0.01", "4294967295"), of("0.1", "0.01", "0")], [0; 4]);
-        assert!(savings(b"[{").is_empty() && savings(b"\xff").is_empty());
-    }
-}
+mod tests;

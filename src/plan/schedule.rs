@@ -329,13 +329,17 @@ impl Schedule {
 
     /// Who of those that wait decodes next, by rank; nobody if those that wait have no memory to come into.
     fn next_to_decode(&mut self) -> Option<u64> {
-        let comes_in = self.parked.first_key_value().is_some_and(|(_, first)| self.has_memory(first.state_bytes));
-        let none = BTreeMap::new();
-        let parked = if comes_in { &self.parked } else { &none };
-        let (here, parked) = (self.waiting.values(), parked.values());
+        let room = if self.in_memory < self.allotment.wave { self.allotment.state_bytes - self.state_used } else { 0 };
+        let here = self.waiting.values();
         match &mut self.overlap {
-            None => here.take(1).chain(parked.take(1)).map(|active| active.rank).min(),
-            Some(overlap) => overlap.pick(here.chain(parked).map(|active| (active.rank, active.row))),
+            None => {
+                let parked = self.parked.values().take(1).filter(|active| active.state_bytes <= room);
+                here.take(1).chain(parked).map(|active| active.rank).min()
+            }
+            Some(overlap) => {
+                let parked = self.parked.values().filter(|active| active.state_bytes <= room);
+                overlap.pick(here.chain(parked).map(|active| (active.rank, active.row)))
+            }
         }
     }
 
@@ -393,10 +397,6 @@ impl Schedule {
             States::Parked if fits && in_memory < self.allotment.wave => Some(Home::Memory),
             States::Parked | States::Passing => Some(Home::Scratch),
         }
-    }
-
-    fn has_memory(&self, bytes: u64) -> bool {
-        self.in_memory < self.allotment.wave && self.state_used + bytes <= self.allotment.state_bytes
     }
 
     fn take_memory(&mut self, bytes: u64) {

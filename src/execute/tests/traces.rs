@@ -49,7 +49,7 @@ fn requests() -> Vec<Request> {
 fn told(bench: &Bench, recorder: &mut Told, wave: usize, chunk: usize, threads: usize) -> (Vec<Event>, Vec<(u64, Outcome)>) {
     let watch = Ticks(AtomicI64::new(0));
     let engine = bench.engine(Kernels::detect(), &watch);
-    let mut schedule = bench.schedule(Grouping::Input, wave, chunk, threads);
+    let mut schedule = bench.schedule(Grouping::Overlap, wave, chunk, threads);
     let mut run = Run::new(&engine, &schedule).expect("a model in order");
     let (mut sink, mut outcome, mut all) = (Collected(Vec::new()), Outcome::default(), Vec::new());
     while let Some(sweep) = schedule.next(&outcome) {
