@@ -71,7 +71,8 @@ pub fn decide(
     let uses_table = matches!(kind, PredictorKind::Auto | PredictorKind::Table) && tables_bytes(profile, manifest, rows, budget_bytes) > 0;
     let tables = if uses_table { tables(profile, rows, spool)? } else { Arc::default() };
     let known = if measured { "measured in earlier runs" } else { "not yet measured with this model" };
-    let why = format!("expected to save {:.0} % of the expert loads of random waves ({known})", 100.0 * saving);
+    let by = if uses_table { format!(", with the table {}", &profile.table.hash().to_hex()[..8]) } else { String::new() };
+    let why = format!("expected to save {:.0} % of the expert loads of random waves ({known}{by})", 100.0 * saving);
     Ok(Who { grouping: Grouping::Overlap, foresight: Some(Foresight::Predicted { predictor: Predictor::new(kind, size), tables }), why })
 }
 

@@ -119,10 +119,9 @@ fn with_twice_the_memory(plan: &Plan<'_>, prepared: &Prepared) -> Option<String>
     let limits = Limits { budget_bytes: prepared.limits.budget_bytes.saturating_mul(2), ..prepared.limits.clone() };
     let allotment = allot(rows, schedule.grouping(), m, &limits).ok()?;
     let f = forecast(Schedule::new(rows.to_vec(), schedule.grouping(), allotment, m.state), m, limits.rates);
-    let bytes = |f: &Forecast| f.bytes_trunk.saturating_add(f.bytes_experts);
-    let saves = bytes(&f) < bytes(&plan.forecast) / 10 * 9;
+    let saves = f.bytes() < plan.forecast.bytes() / 10 * 9;
     saves.then(|| {
-        format!("{} read instead of {}, in {} sweeps", show_bytes(bytes(&f)), show_bytes(bytes(&plan.forecast)), show_count(f.sweeps))
+        format!("{} moved instead of {}, in {} sweeps", show_bytes(f.bytes()), show_bytes(plan.forecast.bytes()), show_count(f.sweeps))
     })
 }
 

@@ -88,15 +88,14 @@ fn walk(rows: Vec<RowFacts>, allotment: &Allotment, facts: &ModelFacts) -> Forec
 
 /// What prompts take, and what the rest of the whole: a job of one new token a row is prompts alone.
 fn phases(args: &DoctorArgs, prompts: &Forecast, whole: &Forecast, cost: &Cost, rates: &Rates) -> (Option<Estimate>, Option<Estimate>) {
-    let bytes = |f: &Forecast| f.bytes_trunk.saturating_add(f.bytes_experts);
     let rows = u64::from(args.rows);
-    let first = Work { sweeps: prompts.sweeps, rows: prompts.prompt_tokens, logits: rows, bytes: bytes(prompts) };
+    let first = Work { sweeps: prompts.sweeps, rows: prompts.prompt_tokens, logits: rows, bytes: prompts.bytes() };
     let new_tokens = rows * u64::from(args.new_tokens - 1);
     let rest = Work {
         sweeps: whole.sweeps.saturating_sub(prompts.sweeps),
         rows: new_tokens,
         logits: new_tokens,
-        bytes: bytes(whole).saturating_sub(first.bytes),
+        bytes: whole.bytes().saturating_sub(first.bytes),
     };
     (Estimate::of(&first, cost, rates), Estimate::of(&rest, cost, rates))
 }

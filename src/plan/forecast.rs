@@ -33,6 +33,13 @@ pub struct Forecast {
     pub wall_ms: Option<u64>,
 }
 
+impl Forecast {
+    /// All bytes that go between disk and memory.
+    pub fn bytes(&self) -> u64 {
+        [self.bytes_experts, self.bytes_state_read, self.bytes_state_written].into_iter().fold(self.bytes_trunk, u64::saturating_add)
+    }
+}
+
 /// Sweeps that differ in little but their positions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Alike {

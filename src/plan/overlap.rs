@@ -87,14 +87,6 @@ impl Overlap {
         }
     }
 
-    /// How far it is believed: the expected correlation with the truth, 0 to 1.
-    pub fn confidence(&self) -> f32 {
-        match &self.foresight {
-            Foresight::Predicted { predictor, .. } => predictor.confidence(),
-            Foresight::Known(_) => 1.0,
-        }
-    }
-
     /// Takes what a sweep has shown; `of` gives a slot's row and the tokens that it has made.
     pub fn hear(&mut self, outcome: &Outcome, of: impl Fn(usize) -> Option<(u32, u32)>) {
         for (slot, prompt) in &outcome.read {

@@ -266,5 +266,6 @@ fn eight_hundred_thousand_states_are_a_small_book_that_is_quickly_settled() {
         book.settle(true);
         assert!(keys().all(|key| book.settled(key).positions == sweep + 1));
     }
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    // A second on a free machine; what is quadratic takes hours.
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
 }
