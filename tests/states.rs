@@ -87,6 +87,7 @@ fn a_folder_of_its_own_takes_the_states_and_is_empty_afterwards() {
     let ran = summary(&out);
     assert!(number(&ran, "bytes_state_written") > 0 && number(&ran, "bytes_state_read") > 0, "{ran}");
     house.run(&input, &house.path("none"), &[SHORT, &["engine.states=passing", "engine.scratch=in.jsonl"]].concat()).says(3, &["in.jsonl"]);
+    assert!(!house.path("none").exists(), "a refusal leaves nothing in the way");
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
         rows_per_part: job.output.rows_per_part,
         run_id: run_id(),
     };
+    let scratch = scratch::open(job, &prepared, folder.state())?;
     let mut answers = Answers::create(&folder, spec)?;
     let rows = prepared.schedule.rows();
     let tokens = rows.iter().filter(|r| !r.is_idle()).map(|r| u64::from(r.prompt_tokens) + u64::from(r.max_tokens)).sum();
@@ -63,7 +64,6 @@ pub fn run(job: &Job, mut screen: Screen) -> Result<Said> {
     let allotment = prepared.schedule.allotment();
     let keep = Keep { panels: allotment.kept_panels, blocks: allotment.kept_blocks };
     let setup = Setup::new(allotment.panel_ring_bytes as usize, allotment.block_ring_bytes as usize);
-    let scratch = scratch::open(job, &prepared, folder.state())?;
     let weights = checkpoint.read(keep, &setup, if job.engine.direct_io { PageCache::Bypass } else { PageCache::Use }, checksums)?;
     let engine = Engine {
         model: &*prepared.model,
