@@ -54,7 +54,9 @@ impl Profile {
     /// What is remembered, if anything.
     pub fn load(learned: &Learned, manifest: &Manifest) -> Self {
         let shape = shape(manifest);
-        let table = learned.read(TABLE, BYTES_MAX).and_then(|bytes| Table::from_bytes(&bytes, shape).ok());
+        let table = learned
+            .read(TABLE, BYTES_MAX.min(2 * shape.table_bytes(u64::MAX) + 4096))
+            .and_then(|bytes| Table::from_bytes(&bytes, shape).ok());
         let savings = learned.read(SAVINGS, SAVINGS_BYTES_MAX).map_or_else(Vec::new, |bytes| savings(&bytes));
         Profile { table: table.unwrap_or_else(|| Table::new(shape)), savings }
     }

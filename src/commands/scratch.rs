@@ -107,14 +107,13 @@ pub fn refuse_none(job: &Job, limits: &Limits) -> Result<()> {
 /// # Errors
 /// Refused: what would be written, and what may be.
 pub fn refuse_more(schedule: &Schedule, facts: &ModelFacts, limits: &Limits) -> Result<()> {
-    let limit = limits.scratch.write_limit_bytes.filter(|_| schedule.allotment().states != States::Memory);
-    let Some(most) = limit else { return Ok(()) };
-    let written = plan::forecast(schedule.clone(), facts, limits.rates).bytes_state_written;
+    let Some(most) = limits.scratch.write_limit_bytes else { return Ok(()) };
+    let written = plan::states_written(schedule, facts, limits);
     if written <= most {
         return Ok(());
     }
     Err(Error::refused(format!(
-        "states on disk may take {} of writes, but engine.scratch_write_limit is {}; give a larger limit, or engine.states = 'memory'",
+        "states on disk take {} of writes if every answer takes its most, but engine.scratch_write_limit is {}; give a larger limit, or engine.states = 'memory'",
         show_bytes(written),
         show_bytes(most)
     )))

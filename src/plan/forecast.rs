@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
+use super::facts::Needs;
 use super::weigh::Weights;
-use super::{Home, ModelFacts, Outcome, Rates, Schedule, Span};
+use super::{Home, Limits, ModelFacts, Outcome, Rates, Schedule, Span, States};
 
 /// Counts and bytes of a job before it runs; an upper bound, since answers may end early.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -139,6 +140,15 @@ pub fn forecast(schedule: Schedule, m: &ModelFacts, rates: Option<Rates>) -> For
     f.gflop = (flop / 1e9) as u64;
     f.wall_ms = rates.map(|_| (seconds * 1e3) as u64);
     f
+}
+
+/// Bytes of states that a job writes at most: as it is planned, or as its settings name it where no plan may.
+pub fn states_written(schedule: &Schedule, m: &ModelFacts, limits: &Limits) -> u64 {
+    match (schedule.allotment().states, limits.states) {
+        (States::Memory, Some(named)) => m.state.written_in_all(named, &Needs::of(schedule.rows(), m)) as u64,
+        (States::Memory, None) => 0,
+        _ => forecast(schedule.clone(), m, limits.rates).bytes_state_written,
+    }
 }
 
 #[cfg(test)]

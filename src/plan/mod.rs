@@ -22,7 +22,7 @@ mod weigh;
 pub use budget::{Refusal, allot, misfits};
 pub use facts::{Limits, ModelFacts, Rates};
 pub use footprint::{BLOCKS_MAX, FOOTPRINT_ENTRIES, Footprint, LAST_TOKENS, PromptUse};
-pub use forecast::{Forecast, forecast};
+pub use forecast::{Forecast, forecast, states_written};
 pub use group::{Wave, order};
 pub use ledger::{Allotment, SIDE_BY_SIDE_BYTES, Walkers, expert_rows, need_all, reading_room};
 pub use overlap::{Foresight, Overlap};

@@ -3,13 +3,14 @@
 //! A disk that fills up in the tenth hour costs ten hours. So all space is taken at the beginning (fallocate), and where a file system
 //! cannot do that, what it has free is at least looked at.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, statvfs};
 use rustix::io::{Errno, retry_on_intr};
 
+use super::table;
 use crate::error::{Error, Kind, Result};
 
 /// The file's name in its folder.
@@ -34,6 +35,18 @@ pub fn free_bytes(folder: &Path) -> Result<u64> {
     Ok(about.f_bavail.saturating_mul(about.f_frsize))
 }
 
+/// Whether a file is one that a process has left that was killed: empty, without a table yet, or with one.
+fn is_ours(file: &File) -> std::io::Result<bool> {
+    let mut first = [0; table::MAGIC.len()];
+    let n = file.read_at(&mut first, 0)?;
+    Ok(first[..n].iter().all(|&byte| byte == 0) || first == table::MAGIC)
+}
+
+fn foreign(path: &Path) -> Error {
+    let advice = "move it away, or choose another folder with engine.scratch";
+    Error::refused(format!("{} is there and is no file of states: {advice}", path.display()))
+}
+
 /// A new file of `bytes` bytes in `folder`, its space taken. An older one of that name, which a process that was killed has left, goes.
 ///
 /// # Errors
@@ -41,11 +54,20 @@ pub fn free_bytes(folder: &Path) -> Result<u64> {
 pub fn create(folder: &Path, bytes: u64) -> Result<(File, Removed)> {
     let path = folder.join(NAME);
     let refused = |what: &str, e: &std::io::Error| Error::io(Kind::Refused, what, &path, e);
+    if fs::symlink_metadata(&path).is_ok_and(|about| !about.is_file()) {
+        return Err(foreign(&path));
+    }
+    // Never through a link: it may lead to anybody's file.
+    let nofollow = OFlags::NOFOLLOW.bits() as i32;
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(|e| refused("create", &e))?;
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nofollow);
+    let file = options.open(&path).map_err(|e| refused("create", &e))?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
         let advice = "let it end, or choose another folder with engine.scratch";
         return Err(Error::refused(format!("{} is in use by another process: {advice}", path.display())));
+    }
+    if !is_ours(&file).map_err(|e| refused("read", &e))? {
+        return Err(foreign(&path));
     }
     let removed = Removed(path.clone());
     file.set_len(0).map_err(|e| refused("empty", &e))?;
@@ -77,6 +99,22 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
+
+    #[test]
+    fn what_is_somebodys_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, victim) = (folder.path().join(NAME), folder.path().join("victim"));
+        fs::write(&victim, "precious").expect("written");
+        std::os::unix::fs::symlink(&victim, &path).expect("a link");
+        let told = |error: Error| error.message.contains(NAME) && error.message.contains("engine.scratch");
+        assert!(create(folder.path(), 4096).map(|_| ()).is_err_and(told));
+        fs::remove_file(&path).expect("the link stays");
+        fs::write(&path, "precious").expect("written");
+        assert!(create(folder.path(), 4096).map(|_| ()).is_err_and(told));
+        assert_eq!((fs::read(&path).expect("there"), fs::read(&victim).expect("there")), (b"precious".to_vec(), b"precious".to_vec()));
+        fs::write(&path, [0; 9000]).expect("written");
+        assert!(create(folder.path(), 4096).is_ok(), "space that was taken and never used");
+    }
 
     #[test]
     fn space_is_taken_before_work_and_the_file_goes_in_the_end() {

@@ -7,7 +7,7 @@
 use super::book::Version;
 
 /// What a table begins with; the number is the form's.
-const MAGIC: [u8; 8] = *b"nsstat 1";
+pub const MAGIC: [u8; 8] = *b"nsstat 1";
 /// Magic, sweep, slot, number of states.
 const HEAD_BYTES: usize = 8 + 8 + 4 + 4;
 const STATE_BYTES: usize = 16;
