@@ -53,7 +53,7 @@ impl Wave {
 
     /// Distinct blocks expected: over all blocks, 1 - the product of 1 - p.
     pub fn union(&self) -> f32 {
-        self.free.iter().map(|free| f64::from(1.0 - free)).sum::<f64>() as f32
+        self.free.iter().fold(0.0, |sum, free| sum + f64::from(1.0 - free)) as f32 // an empty sum would be -0
     }
 
     /// The one of `candidates` that makes the union grow least; of equals the first.

@@ -120,7 +120,7 @@ mod tests {
     fn space_is_taken_before_work_and_the_file_goes_in_the_end() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(NAME);
-        std::fs::write(&path, "left by one that was killed").expect("writes");
+        std::fs::write(&path, b"nsstat 1, left by one that was killed").expect("writes");
         let (file, removed) = create(folder.path(), 1 << 20).expect("there is a megabyte");
         let about = file.metadata().expect("a file");
         assert_eq!((about.len(), about.blocks() * 512 >= 1 << 20), (1 << 20, true));
