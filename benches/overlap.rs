@@ -12,10 +12,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use nightshift::memory::Ledger;
 use nightshift::plan::{
     Allotment, FOOTPRINT_ENTRIES, Footprint, FootprintSize, Foresight, Grouping, Known, Loads, Predictor, PredictorKind, Routed, Schedule,
-    StateBytes, States, Table, TableShape, Walkers, Wave, compare, footprint, loads, order, prompt_use,
+    StateBytes, Table, TableShape, Wave, compare, footprint, loads, order, prompt_use,
 };
 use nightshift::request::RowFacts;
 use nightshift::routes::{NO_EXPERT, Routes, Widths};
@@ -242,23 +241,7 @@ fn schedule(routed: &Behind<'_>, [wave, prefill_rows, cohort]: [usize; 3], group
         prompt_logprobs: false,
     };
     let rows: Vec<RowFacts> = (0..routed.requests()).map(facts).collect();
-    let allotment = Allotment {
-        ledger: Ledger::default(),
-        wave,
-        pool: rows.len(),
-        refill: 1,
-        cohort,
-        prefill_rows,
-        states: States::Memory,
-        state_bytes: u64::MAX,
-        state_ring_bytes: [0; 2],
-        panel_ring_bytes: 0,
-        block_ring_bytes: 0,
-        blocks_in_flight: 1,
-        kept_panels: 0,
-        kept_blocks: 0,
-        walkers: Walkers { most: 1, rows: 1 },
-    };
+    let allotment = Allotment { cohort, ..Allotment::bare(wave, rows.len(), prefill_rows) };
     Schedule::new(rows, grouping, allotment, StateBytes::default())
 }
 

@@ -18,7 +18,6 @@ use super::span::{Beside, SpanRows, SpanStates};
 use super::*;
 use crate::kernels::{Data, Matrix, Path as KernelPath, View, ViewMut};
 use crate::learned::Learned;
-use crate::memory::Ledger;
 use crate::model::manifest::{PANEL_BYTES, StateId, StateSpec, WeightId};
 use crate::model::{self, Expert, Feed, Mix, Routing, Stream};
 use crate::plan::{Allotment, FootprintSize, Foresight, Grouping, Home, Predictor, PredictorKind, StateBytes, States as Placing, Walkers};
@@ -179,22 +178,11 @@ impl Bench {
         let (fixed, a_token) = (model.fixed_floats() as u64 * 4, model.token_floats() as u64 * 4);
         let state = StateBytes { fixed, a_token, ..StateBytes::default() };
         let allotment = Allotment {
-            ledger: Ledger::default(),
-            wave,
-            pool: wave + self.parking.more,
             refill: self.parking.refill,
             cohort: self.parking.cohort,
-            prefill_rows,
             states: self.parking.states,
-            // Of those on disk some come into memory: a place each.
-            state_bytes: u64::MAX,
-            state_ring_bytes: [0; 2],
-            panel_ring_bytes: 0,
-            block_ring_bytes: 0,
-            blocks_in_flight: 1,
-            kept_panels: 0,
-            kept_blocks: 0,
             walkers: Walkers { most: walkers, rows: 4 },
+            ..Allotment::bare(wave, wave + self.parking.more, prefill_rows)
         };
         let schedule = Schedule::new(self.rows.clone(), grouping, allotment, state);
         if grouping != Grouping::Overlap {

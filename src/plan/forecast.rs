@@ -153,9 +153,8 @@ pub fn states_written(schedule: &Schedule, m: &ModelFacts, limits: &Limits) -> u
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Allotment, Grouping, StateBytes, States, Walkers};
+    use super::super::{Allotment, Grouping, StateBytes};
     use super::*;
-    use crate::memory::Ledger;
     use crate::request::RowFacts;
     use proptest::prelude::*;
 
@@ -167,23 +166,7 @@ mod tests {
             drawn: false,
             prompt_logprobs: true,
         };
-        let allotment = Allotment {
-            ledger: Ledger::default(),
-            wave,
-            pool: wave,
-            refill: 1,
-            cohort: 1,
-            prefill_rows,
-            states: States::Memory,
-            state_bytes: u64::MAX,
-            state_ring_bytes: [0; 2],
-            panel_ring_bytes: 0,
-            block_ring_bytes: 0,
-            blocks_in_flight: 1,
-            kept_panels: 0,
-            kept_blocks: 0,
-            walkers: Walkers { most: 1, rows: 1 },
-        };
+        let allotment = Allotment::bare(wave, wave, prefill_rows);
         Schedule::new(rows.iter().map(row).collect(), Grouping::Input, allotment, StateBytes::default())
     }
 

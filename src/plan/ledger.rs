@@ -54,6 +54,30 @@ pub struct Walkers {
     pub rows: usize,
 }
 
+impl Allotment {
+    /// So many sequences that decode together, so many that have begun, so many prompt rows, and nothing said of memory: what drives a schedule
+    /// where no model runs.
+    pub fn bare(wave: usize, pool: usize, prefill_rows: usize) -> Self {
+        Allotment {
+            ledger: Ledger::default(),
+            wave,
+            pool,
+            refill: 1,
+            cohort: 1,
+            prefill_rows,
+            states: States::Memory,
+            state_bytes: u64::MAX,
+            state_ring_bytes: [0; 2],
+            panel_ring_bytes: 0,
+            block_ring_bytes: 0,
+            blocks_in_flight: 1,
+            kept_panels: 0,
+            kept_blocks: 0,
+            walkers: Walkers { most: 1, rows: 1 },
+        }
+    }
+}
+
 /// The process itself: code, stacks, the allocator's slack, Parquet's dictionaries.
 const PROCESS_BYTES: u64 = 48 << 20;
 /// Of these, what the reading of a row may take.

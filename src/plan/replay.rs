@@ -203,9 +203,8 @@ impl Union {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Allotment, Grouping, StateBytes, States, Walkers};
+    use super::super::{Allotment, Grouping, StateBytes};
     use super::*;
-    use crate::memory::Ledger;
     use crate::request::RowFacts;
 
     /// Answers of one layer, of eight experts of which a row chooses two.
@@ -230,23 +229,7 @@ mod tests {
     }
 
     fn schedule(requests: usize, wave: usize, grouping: Grouping) -> Schedule {
-        let allotment = Allotment {
-            ledger: Ledger::default(),
-            wave,
-            pool: wave,
-            refill: 1,
-            cohort: 1,
-            prefill_rows: 100,
-            states: States::Memory,
-            state_bytes: u64::MAX,
-            state_ring_bytes: [0; 2],
-            panel_ring_bytes: 0,
-            block_ring_bytes: 0,
-            blocks_in_flight: 1,
-            kept_panels: 0,
-            kept_blocks: 0,
-            walkers: Walkers { most: 1, rows: 1 },
-        };
+        let allotment = Allotment::bare(wave, wave, 100);
         let row = RowFacts { prompt_tokens: 5, max_tokens: 9, faulty: false, drawn: false, prompt_logprobs: false };
         Schedule::new(vec![row; requests], grouping, allotment, StateBytes::default())
     }

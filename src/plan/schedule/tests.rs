@@ -1,28 +1,11 @@
 //! Sweeps of a schedule, driven without a model.
 
-use super::super::{Footprint, PromptUse, Walkers};
+use super::super::{Footprint, PromptUse};
 use super::*;
-use crate::memory::Ledger;
 use proptest::prelude::*;
 
 fn allotment(wave: usize, prefill_rows: usize, state_bytes: u64) -> Allotment {
-    Allotment {
-        ledger: Ledger::default(),
-        wave,
-        pool: wave,
-        refill: 1,
-        cohort: 1,
-        states: States::Memory,
-        prefill_rows,
-        state_bytes,
-        state_ring_bytes: [0; 2],
-        panel_ring_bytes: 0,
-        block_ring_bytes: 0,
-        blocks_in_flight: 1,
-        kept_panels: 0,
-        kept_blocks: 0,
-        walkers: Walkers { most: 1, rows: 1 },
-    }
+    Allotment { state_bytes, ..Allotment::bare(wave, wave, prefill_rows) }
 }
 
 const ONE: StateBytes = StateBytes { fixed: 1, a_token: 1, log: 0, piece: 1, piece_log: 0, layer_token: 1 };
