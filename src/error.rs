@@ -16,6 +16,10 @@ pub enum Kind {
     OtherJob,
     /// Look at the disk: storage failed while work was under way.
     Storage,
+    /// Wait for the other process, or stop it: it holds this job.
+    Locked,
+    /// Run the same command again: the job was stopped, and goes on where it was.
+    Stopped,
 }
 
 impl Kind {
@@ -26,6 +30,8 @@ impl Kind {
             Kind::Refused => 3,
             Kind::OtherJob => 4,
             Kind::Storage => 5,
+            Kind::Locked => 6,
+            Kind::Stopped => 75,
         }
     }
 }
@@ -61,6 +67,16 @@ impl Error {
     /// A failure of storage during work.
     pub fn storage(message: impl Into<String>) -> Self {
         Error { kind: Kind::Storage, message: message.into() }
+    }
+
+    /// A job that another process holds.
+    pub fn locked(message: impl Into<String>) -> Self {
+        Error { kind: Kind::Locked, message: message.into() }
+    }
+
+    /// A job that was stopped on purpose.
+    pub fn stopped(message: impl Into<String>) -> Self {
+        Error { kind: Kind::Stopped, message: message.into() }
     }
 
     /// An operating-system error on `path` while doing `what` ("read", "create"), as `kind`.

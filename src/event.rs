@@ -1,10 +1,22 @@
-//! What `execute/` hands on: how a row ended, and what it cost in time and bytes.
+//! What `execute/` hands on: how far a row has come, how it ended, and what that cost in time and bytes.
 
 use crate::error::Result;
 use crate::request::Fault;
 
-/// Takes each row's end, in any order.
+/// Takes what each row makes, sweep by sweep, and its end, in any order of rows.
 pub trait Sink: Send {
+    /// Keeps what a row that goes on has made in this sweep: a later run goes on behind it.
+    ///
+    /// # Errors
+    /// Storage, as for `push`.
+    fn advanced(&mut self, index: u64, news: &Known) -> Result<()>;
+
+    /// Ends a sweep: what came before is kept, whatever becomes of this process.
+    ///
+    /// # Errors
+    /// Storage, as for `push`.
+    fn swept(&mut self) -> Result<()>;
+
     /// Keeps a row's result; each row of the spool, a faulty one included, comes exactly once.
     ///
     /// # Errors
@@ -42,6 +54,19 @@ pub struct Event {
     pub end: End,
 }
 
+/// What a row has made that has not ended: all of it, or what is new of it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Known {
+    /// Generated ids.
+    pub tokens: Vec<u32>,
+    /// Log-probability of each generated token, before temperature.
+    pub logprobs: Vec<f32>,
+    /// One a prompt token, without the first, as far as they were computed; empty unless asked for.
+    pub prompt_logprobs: Vec<f32>,
+    /// What it has cost; lists hold the same tokens as `tokens`.
+    pub stamp: Stamp,
+}
+
 /// What a row cost; never part of its answer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stamp {
@@ -55,6 +80,10 @@ pub struct Stamp {
     pub finished_us: i64,
     /// The wave that the row ran in, as the plan numbers them.
     pub group_id: i64,
+    /// Runs that worked on the row, the one that ended it included.
+    pub attempt: i32,
+    /// Tokens that it had when the last of them began to work on it.
+    pub resumed_from_token: i32,
     /// This row's even share of the bytes that its sweeps read.
     pub bytes_read: i64,
     /// Blocks of this row's sweeps that were resident.

@@ -16,6 +16,7 @@ mod wants;
 use super::feed::SweepFeed;
 use super::span::{Beside, SpanRows, SpanStates};
 use super::*;
+use crate::event::Known;
 use crate::kernels::{Data, Matrix, Path as KernelPath, View, ViewMut};
 use crate::learned::Learned;
 use crate::model::manifest::{PANEL_BYTES, StateId, StateSpec, WeightId};
@@ -274,6 +275,14 @@ impl Vocabulary for Words {
 struct Collected(Vec<Event>);
 
 impl Sink for Collected {
+    fn advanced(&mut self, _: u64, _: &Known) -> Result<()> {
+        Ok(())
+    }
+
+    fn swept(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     fn push(&mut self, event: Event, stamp: Stamp) -> Result<()> {
         assert_eq!(event.tokens.len(), stamp.token_us.len());
         self.0.push(event);

@@ -13,7 +13,7 @@ use super::part::{IdDigest, PartWriter};
 use super::timings::{TimingColumns, timing_fields};
 use super::{Kept, Wording};
 use crate::error::{Error, Kind, Result};
-use crate::event::{End, Event, Sink, Stamp};
+use crate::event::{End, Event, Known, Sink, Stamp};
 use crate::spool::Spool;
 
 /// A row group is closed when its answers pass this many bytes, or [`GROUP_ROWS`] rows.
@@ -181,6 +181,14 @@ impl<'a> Answers<'a> {
 }
 
 impl Sink for Answers<'_> {
+    fn advanced(&mut self, _: u64, _: &Known) -> Result<()> {
+        Ok(())
+    }
+
+    fn swept(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     fn push(&mut self, event: Event, stamp: Stamp) -> Result<()> {
         let offset = &mut self.offsets[event.index as usize];
         assert_eq!(*offset, NOT_ENDED, "row {} ends once", event.index);
